@@ -1,0 +1,28 @@
+# Each target does the whole set-up on a fresh machine: Python 3.11 or newer with venv is all that is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint gpu-check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,test]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/packhorse train examples/demo.toml --set run.dir=runs/demo
+
+test: $(STAMP)
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+gpu-check: $(STAMP)
+	$(BIN)/packhorse bench gpu
+
+clean:
+	rm -rf $(VENV) runs
