@@ -1,0 +1,30 @@
+"""packhorse: a training step as one graph, planned to the byte, then run exactly as planned.
+
+    plan = packhorse.plan(model, batch, optimizer=optimizer)
+    step = packhorse.compile(model, plan)
+    loss = step(batch)
+
+Names are imported when first used, so that the command's help needs no torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "plan": "packhorse.api",
+    "compile": "packhorse.api",
+    "Mesh": "packhorse.mesh",
+    "save": "packhorse.checkpoint.step",
+    "load": "packhorse.checkpoint.step",
+    "UserError": "packhorse.errors",
+}
+
+__all__ = ["Mesh", "UserError", "compile", "load", "plan", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'packhorse' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

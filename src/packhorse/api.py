@@ -1,0 +1,108 @@
+"""The public functions: plan, compile. See docs/design.md, "Public surface"."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from packhorse.capture.batch import micro_batches, signature
+from packhorse.capture.capture import capture
+from packhorse.capture.trace import distinct
+from packhorse.capture.update import check_optimizer, flat_storage, update_graph
+from packhorse.errors import UserError
+from packhorse.mesh import Mesh
+from packhorse.planning.job import Job
+from packhorse.planning.plan import Options, Plan, make_plan
+from packhorse.runtime.step import Step
+
+RECOMPUTE = ("auto", "none")
+
+
+def plan(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable | None = None,
+    precision: str = "fp32",
+    grad_dtype: torch.dtype | None = None,
+    clip_norm: float | None = None,
+    num_micro_batches: int = 1,
+    mesh: Mesh | None = None,
+    rank: int | None = None,
+    zero_stage: int = 0,
+    recompute: str = "auto",
+    budget: int | str | None = None,
+    host_budget: int | str | None = None,
+    device: str | None = None,
+    tensor_plan: Any = None,
+    in_place: bool = True,
+    share: bool = True,
+) -> Plan:
+    """The plan of one training step: every byte it will take, before anything runs.
+
+    batch: one micro-batch (a dict calls model(**batch), a tuple model(*batch), a tensor model(batch)), or a list of num_micro_batches of them.
+    loss: loss(output, batch) -> scalar; by default the model's scalar output, or the output's `.loss`.
+    precision: "fp32" keeps the model's own dtype. clip_norm: largest global 2-norm of the gradients.
+    recompute: "none" keeps everything; "auto" the same in this version. budget: None, bytes, "6GiB", "40%" of the keep-everything
+    peak, or "minimum". in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
+    The model is only looked at and may be on the meta device. No GPU and no process group are needed.
+
+    Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.
+    """
+    mesh = mesh or Mesh()
+    _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, device, tensor_plan, recompute)
+    if clip_norm is not None and not clip_norm > 0:
+        raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
+    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
+        raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
+    check_optimizer(model, optimizer)
+    sample = micro_batches(batch, num_micro_batches)[0] if isinstance(batch, list) else batch
+    given = signature(sample)
+    captured = capture(model, sample, loss, num_micro_batches)
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm)
+    graphs = {"first": captured.first}
+    if captured.next is not None:
+        graphs["next"] = captured.next
+    graphs["update"] = update_graph(model, optimizer, persistent, owned, clip_norm)
+    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
+    parameters = distinct(model.named_parameters(remove_duplicate=False))
+    job = Job(optimizer, loss, given, captured.constants, parameters)  # type: ignore[arg-type]
+    return make_plan(graphs, persistent, options, job)
+
+
+def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
+    """The step of `plan`, ready to run: allocates exactly the plan's bytes and makes the model's tensors views of them.
+
+    scheduler: a torch.optim.lr_scheduler; its step() is called after each optimizer step.
+    Raises UserError if the model is on meta, or is not the one that was planned.
+    """
+    expected = [slot.target for run in plan.persistent.runs if run.kind == "parameters" for slot in run.slots]
+    seen = dict(model.named_parameters())
+    if set(expected) != set(seen) or any(seen[name] is not param for name, param in plan.job.parameters.items()):
+        raise UserError(
+            "the plan was made for another model than the one given to packhorse.compile: its parameters are other tensors; "
+            "pass the very model that was planned, or plan this one (with an optimizer over its parameters)"
+        )
+    return Step(model, plan, scheduler)
+
+
+def _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, device, tensor_plan, recompute) -> None:
+    """Options of the road map that this version does not have are refused by name, never ignored."""
+    if recompute not in RECOMPUTE:
+        raise UserError(f"recompute={recompute!r} is not a method of this version; known: {', '.join(RECOMPUTE)} (both keep everything)")
+    later = {
+        "precision": precision != "fp32",
+        "grad_dtype": grad_dtype is not None,
+        "rank": rank not in (None, 0),
+        "zero_stage": zero_stage != 0,
+        "host_budget": host_budget is not None,
+        "device": device is not None,
+        "tensor_plan": tensor_plan is not None,
+    }
+    asked = [name for name, used in later.items() if used]
+    if asked:
+        raise UserError(
+            f"{', '.join(asked)}: this version plans one rank in the model's own precision; leave {'it' if len(asked) == 1 else 'them'} at the default "
+            "(docs/design.md has the road map)"
+        )

@@ -1,0 +1,49 @@
+"""nn.Module + batch + loss -> the graphs of one training step, as this rank sees it. The first arrow of the pipeline."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from packhorse.capture.convert import convert
+from packhorse.capture.trace import dense_strides, distinct, trace
+from packhorse.errors import CaptureError
+from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
+from packhorse.graph.ir import Graph
+from packhorse.graph.loss_rows import loss_in_rows
+
+
+@dataclass(frozen=True)
+class Captured:
+    """micro: forward and backward of one micro-batch. first, next: the same as the first and as a later micro-batch of the step (next is None
+    for one micro-batch). constants: tensors that the model's code made outside the graph."""
+
+    micro: Graph
+    first: Graph
+    next: Graph | None
+    constants: dict[str, torch.Tensor]
+
+    def trained(self) -> set[str]:
+        """Names of the parameters that get a gradient."""
+        return {out.target for out in self.micro.outputs if out.role == "grad"}
+
+
+def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro_batches: int = 1) -> Captured:
+    """The step's graphs. Nothing is allocated, the model is left as it is and may be on meta.
+
+    Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))")
+    micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
+    micro = loss_in_rows(micro)
+    strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
+    later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
+    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants)
+
+
+def capture_evaluation(model: torch.nn.Module, batch: Any, loss: Callable | None) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss")."""
+    graph, constants = convert("evaluate", trace(model, batch, loss, with_gradients=False))
+    return graph, constants

@@ -1,0 +1,194 @@
+"""The joint fx graph -> our Graph: views share their root's storage, identities vanish, random operators are chained."""
+
+import operator as python_operator
+from typing import Any
+
+import torch
+
+from packhorse.capture.dtypes import SHORT, to_const
+from packhorse.capture.trace import Trace
+from packhorse.errors import CaptureError
+from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
+from packhorse.graph.operators import operator
+
+# These return their argument; the graph uses the argument itself.
+_IDENTITY = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default"}
+
+# Views whose schema does not say so: the kernel returns its argument's memory.
+_SILENT_VIEWS = {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default", "aten._reshape_alias.default"}
+
+
+class _Converter:
+    def __init__(self, name: str, trace: Trace):
+        self.name, self.trace = name, trace
+        self.inputs: list[Input] = []
+        self.nodes: list[Node] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.known: dict[torch.fx.Node, Any] = {}  # fx node -> Ref, or tuple of Ref for several results
+        self.values: dict[str, Value] = {}
+        self.origin: dict[str, tuple[str, str]] = {}  # value -> (module, source) of the node that made it
+        self.rng: str | None = None
+        self.num_draws = 0
+
+    # -- inputs ---------------------------------------------------------------------------------------------------------------------
+
+    def placeholder(self, node: torch.fx.Node, role: str, target: str) -> None:
+        self.known[node] = Ref(self.add_input(node.meta["val"], role, target, f"{role}.{target}" if role == "batch" else target))
+
+    def add_input(self, tensor: torch.Tensor, role: str, target: str, name: str) -> str:
+        name = name.replace(" ", "_")
+        while name in self.values:
+            name += "_"
+        value = Value(name, SHORT[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
+        self.values[name] = value
+        self.inputs.append(Input(value, role, target))
+        return name
+
+    # -- nodes ----------------------------------------------------------------------------------------------------------------------
+
+    def call(self, node: torch.fx.Node) -> None:
+        if node.target is python_operator.getitem:
+            self.known[node] = self.known[node.args[0]][node.args[1]]
+            return
+        op = str(node.target)
+        if op in _IDENTITY:
+            self.known[node] = self.known[node.args[0]]
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"the training step cannot be captured: {self.place(node)} calls {op}, which is not one tensor operator")
+        results = node.meta["val"]
+        listed = results if isinstance(results, (tuple, list)) else [results]
+        base = self.viewed(node, op)
+        outputs: list[Value | None] = []
+        for index, result in enumerate(listed):
+            if result is None:
+                outputs.append(None)
+                continue
+            if not isinstance(result, torch.Tensor) or result.dtype not in SHORT or any(not isinstance(s, int) for s in result.shape):
+                raise CaptureError(
+                    f"the training step cannot be captured: {self.place(node)} calls {op}, whose result {index} is no dense tensor of fixed size"
+                )
+            outputs.append(self.value(node.name if len(listed) == 1 else f"{node.name}.{index}", result, base))
+        self.values.update((v.name, v) for v in outputs if v is not None)
+        module, source = self.location(node)
+        self.origin.update((v.name, (module, source)) for v in outputs if v is not None)
+        rng_in = rng_out = None
+        if self.draws(op, node):
+            rng_in, self.num_draws = self.rng or self.start_random(), self.num_draws + 1
+            rng_out = self.rng = f"rng{self.num_draws}"
+        args = tuple(self.arg(a) for a in node.args)
+        kwargs = tuple((k, self.arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
+        phase = "backward" if node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") else "forward"
+        self.nodes.append(Node(op, args, kwargs, tuple(outputs), phase, module, source, rng_in, rng_out))
+        refs = tuple(None if v is None else Ref(v.name) for v in outputs)
+        self.known[node] = refs if isinstance(results, (tuple, list)) else refs[0]
+
+    def start_random(self) -> str:
+        self.rng = "rng0"
+        self.inputs.append(Input(Value("rng0", "rng", (), ()), "random", "default"))
+        return self.rng
+
+    def draws(self, op: str, node: torch.fx.Node) -> bool:
+        if operator(op).random:
+            return not (op == "aten.native_dropout.default" and node.args[2] is False)
+        if torch.Tag.nondeterministic_seeded in node.target.tags and not op.startswith("aten._scaled_dot_product"):
+            raise CaptureError(
+                f"the training step cannot be captured: {self.place(node)} calls the random operator {op}, whose draws packhorse cannot chain yet; "
+                "use dropout, rand, randn, bernoulli or multinomial"
+            )
+        return False
+
+    def viewed(self, node: torch.fx.Node, op: str) -> Value | None:
+        """The value whose memory the results share; None if they are fresh."""
+        if op not in _SILENT_VIEWS:
+            info = node.target._schema.returns[0].alias_info if node.target._schema.returns else None
+            if info is None:
+                return None
+        first = node.args[0]
+        assert isinstance(first, torch.fx.Node), op
+        return self.values[self.known[first].name]
+
+    def value(self, name: str, result: torch.Tensor, base: Value | None) -> Value:
+        shape, strides = tuple(result.shape), tuple(result.stride())
+        if base is None:
+            return Value(name, SHORT[result.dtype], shape, strides)
+        # storage_offset counts from the start of the fake storage, where every root of this graph begins
+        return Value(name, SHORT[result.dtype], shape, strides, base.root, int(result.storage_offset()) * result.element_size())
+
+    # -- arguments and places -------------------------------------------------------------------------------------------------------
+
+    def arg(self, arg: Any) -> Arg:
+        if isinstance(arg, torch.fx.Node):
+            return self.known[arg]
+        if isinstance(arg, (list, tuple, torch.Size)):
+            return tuple(self.arg(item) for item in arg)
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        const = to_const(arg)
+        if const is None:
+            raise CaptureError(f"the training step cannot be captured: an operator has an argument of type {type(arg).__name__}, which packhorse cannot keep")
+        return const
+
+    def location(self, node: torch.fx.Node) -> tuple[str, str]:
+        custom = node.meta.get("custom") or {}
+        if "source" in custom:
+            return custom.get("module", ""), custom["source"]
+        # a sum of gradients that autograd inserted itself: it belongs to where its first term came from
+        for source in node.all_input_nodes:
+            ref = self.known.get(source)
+            if isinstance(ref, Ref) and ref.name in self.origin:
+                return self.origin[ref.name]
+        return "", ""
+
+    def place(self, node: torch.fx.Node) -> str:
+        module, source = self.location(node)
+        return f"module {module or '(outermost)'!r} at {source or 'an unknown line'}"
+
+
+def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """The graph, and the constant tensors that the model's code made outside of it (input role "constant").
+
+    Outputs: ("metric", "loss"), ("grad", parameter) for each parameter with a gradient, ("buffer", name) for each buffer that the step changes.
+    """
+    make = _Converter(name, trace)
+    placeholders = iter(trace.inputs)
+    outputs: list[Output] = []
+    for node in trace.module.graph.nodes:
+        if node.op == "placeholder":
+            role, target = next(placeholders, ("constant", "seed"))
+            make.placeholder(node, role, target)
+        elif node.op == "get_attr":
+            tensor = getattr(trace.module, node.target)
+            make.constants[node.target] = tensor
+            make.known[node] = Ref(make.add_input(tensor, "constant", node.target, node.target))
+        elif node.op == "call_function":
+            make.call(node)
+        elif node.op == "output":
+            outputs = _outputs(make, node, trace)
+    if make.rng is not None:
+        outputs.append(Output(make.rng, "random", "default"))
+    return Graph(name, tuple(make.inputs), tuple(make.nodes), tuple(outputs)), make.constants
+
+
+def _outputs(make: _Converter, node: torch.fx.Node, trace: Trace) -> list[Output]:
+    outputs = []
+    for result, desc in zip(node.args[0], node.meta["desc"]):
+        if result is None:
+            continue
+        name = make.known[result].name
+        kind = type(desc).__name__
+        if kind == "PlainAOTOutput":
+            outputs.append(Output(name, "metric", "loss"))
+        elif kind == "GradAOTOutput":
+            outputs.append(Output(name, "grad", trace.inputs[desc.grad_of.idx][1]))
+        elif kind == "InputMutationAOTOutput":
+            role, target = trace.inputs[desc.mutated_input.idx]
+            if role != "buffer":
+                raise CaptureError(
+                    f"the training step cannot be captured: the model writes into its {role} {target!r} in place; work on a copy "
+                    f"({target}.clone()), so that the step can be run again on the same {role}"
+                )
+            outputs.append(Output(name, "buffer", target))
+        else:
+            raise CaptureError(f"the training step cannot be captured: it has an output of kind {kind}, which packhorse does not know")
+    return outputs

@@ -1,0 +1,74 @@
+"""Where in the user's program an operator was called: the path of the module whose forward runs, and file:line of the user's code.
+
+A TorchFunctionMode sees every call of a torch function, hooks on the modules follow the path. Both are written into the trace through
+`torch.fx.traceback.annotate`, which autograd carries over to the nodes of the backward pass.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+from torch.fx.traceback import annotate
+from torch.overrides import TorchFunctionMode
+
+# Frames of these folders are plumbing, never the user's code.
+_PLUMBING = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+def user_line(frame: FrameType | None) -> str:
+    """"file.py:12" of the innermost frame outside torch and packhorse; "" if there is none."""
+    while frame is not None and (frame.f_code.co_filename.startswith(_PLUMBING) or frame.f_code.co_filename.startswith("<")):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def user_line_of(trace: TracebackType | None) -> str:
+    """The same for an exception's traceback: the last frame of the user's code that it passed through."""
+    found = ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not (name.startswith(_PLUMBING) or name.startswith("<")):
+            found = f"{Path(name).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+class Location(TorchFunctionMode):
+    """While active, annotates every operator with module path and source line. `failed_module` is where an exception passed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: list[str] = [""]
+        self.failed_module: str | None = None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        with annotate({"module": self.path[-1], "source": user_line(sys._getframe(1))}):
+            return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def inside(self, model: torch.nn.Module) -> Iterator[None]:
+        """Follows the modules of `model` by hooks that are removed at the end."""
+        handles = []
+
+        def enter(path):
+            return lambda module, args: self.path.append(path)
+
+        def leave(module, args, output):
+            if sys.exc_info()[0] is not None and self.failed_module is None:
+                self.failed_module = self.path[-1]
+            self.path.pop()
+
+        for path, module in model.named_modules():
+            if path:
+                handles.append(module.register_forward_pre_hook(enter(path)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            del self.path[1:]

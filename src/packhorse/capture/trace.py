@@ -1,0 +1,135 @@
+"""torch -> one joint graph of forward and backward, as torch.fx nodes.
+
+`aot_export_joint_with_descriptors` runs the model once on fake tensors, lets autograd record its own backward formulas, and leaves
+no operator that writes into its arguments. Nothing is allocated, no random number drawn, and the model may live on the meta device.
+Parameters are handed in as plain inputs, one for each distinct tensor, so that a tied weight has one gradient.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses import FakeTensorMode
+from torch.fx.traceback import preserve_node_meta
+
+from packhorse.capture.batch import call, replace_tensors, signature, tensors_of
+from packhorse.capture.dtypes import SHORT
+from packhorse.capture.location import Location, user_line_of
+from packhorse.errors import CaptureError
+from packhorse.graph.ir import Value, contiguous_strides
+
+# What a user's model can raise while it is run on fake tensors.
+_MODEL_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError, ArithmeticError)
+
+_DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The fx graph, and what each of its inputs is: ("param" | "buffer" | "batch", name), in placeholder order."""
+
+    module: torch.fx.GraphModule
+    inputs: tuple[tuple[str, str], ...]
+
+
+def distinct(named: Any) -> dict[str, torch.Tensor]:
+    """First name -> tensor, for each distinct tensor of an iterator over (name, tensor)."""
+    seen: dict[int, str] = {}
+    found = {}
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = name
+            found[name] = tensor
+    return found
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device that the step will run on: the parameters' own; the CPU for a model on meta."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.type != "meta":
+            return tensor.device
+    return torch.device("cpu")
+
+
+def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradients: bool) -> Trace:
+    """One micro-batch's forward, and backward if `with_gradients`, as one functional fx graph.
+
+    Raises CaptureError naming the module and the line where the model cannot be run on fake tensors.
+    """
+    params = distinct(model.named_parameters(remove_duplicate=False))
+    buffers = distinct(model.named_buffers(remove_duplicate=False))
+    names = [*params, *buffers]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    device = device_of(model)
+    location = Location()
+    with mode:
+        fakes = [_fake(tensor, device, with_gradients and tensor.requires_grad) for tensor in [*params.values(), *buffers.values()]]
+        fakes += [_fake(tensor, device, False) for tensor in tensors_of(batch)]
+
+    class Call(torch.nn.Module):
+        """The step as a module without parameters of its own."""
+
+        def forward(self, *flat: torch.Tensor) -> torch.Tensor:
+            mapping = dict(zip(names, flat))
+            rebuilt = replace_tensors(batch, list(flat[len(names) :]))
+            with location.inside(model):
+                output = call(lambda *args, **kwargs: torch.func.functional_call(model, mapping, args, kwargs), rebuilt)
+                return loss_of(output, rebuilt, loss)
+
+    try:
+        with ExitStack() as stack, preserve_node_meta(), torch.set_grad_enabled(with_gradients):
+            joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
+            module = joint.graph_module
+    except CaptureError:
+        raise
+    except _MODEL_ERRORS as error:
+        raise CaptureError(_explain(error, location.failed_module)) from error
+    roles = [("param", name) for name in params] + [("buffer", name) for name in buffers]
+    roles += [("batch", leaf.path) for leaf in signature(batch).leaves]
+    return Trace(module, tuple(roles))
+
+
+def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:
+    """The scalar loss: loss(output, batch), the scalar output, or the output's `.loss`."""
+    found = loss(output, batch) if loss is not None else output
+    if not isinstance(found, torch.Tensor):
+        found = found.get("loss") if isinstance(found, dict) else getattr(found, "loss", None)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.is_floating_point():
+        seen = f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(output).__name__
+        raise CaptureError(
+            f"the model's output is no scalar loss and has no scalar `.loss`: seen {seen}; return the loss from forward, or pass "
+            "loss=function(output, batch) that returns a floating-point scalar"
+        )
+    return found.reshape(())
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's strides if each of its bytes belongs to one element (contiguous, channels last, transposed); else row-major ones."""
+    value = Value("", SHORT[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
+    return value.strides if value.is_dense else contiguous_strides(value.shape)
+
+
+def _fake(tensor: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
+    """A tensor without memory on `device`; a non-dense layout (an expanded tensor) becomes the contiguous one that the runtime will hold."""
+    fake = torch.empty_strided(tensor.shape, dense_strides(tensor), dtype=tensor.dtype, device=device)
+    return fake.requires_grad_() if requires_grad else fake
+
+
+def _explain(error: BaseException, module: str | None) -> str:
+    kind = type(error).__name__
+    where = f"in module {module!r}" if module else "in the outermost module"
+    line = user_line_of(error.__traceback__)
+    place = f"{where}, at {line}" if line else where
+    text = str(error).strip().splitlines()[0] if str(error).strip() else kind
+    if kind in _DATA_DEPENDENT or "data-dependent" in str(error) or "aten._local_scalar_dense" in str(error):
+        return (
+            f"the training step cannot be captured: {place}, the code looks at the values inside a tensor ({text}); a plan must hold for every "
+            "batch, so replace .item(), bool(tensor), nonzero() and shapes that depend on data by torch.where, masks or a fixed size"
+        )
+    return (
+        f"the training step cannot be captured: {place}, the model raised {kind}: {text}; run the model once in plain PyTorch on this batch, "
+        "and if that works, replace this line by operators with shapes that do not depend on data"
+    )

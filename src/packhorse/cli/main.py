@@ -1,0 +1,102 @@
+"""The command line. Nothing here imports torch before a command needs it, so `packhorse --help` answers at once.
+
+No option may be the beginning of one of torchrun's (say `--m`): torchrun takes it as its own, even after the script's name.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from packhorse.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train models bigger than your memory: one captured training step, planned to the byte, then run exactly as planned.",
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file with the settings of a run")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override a setting; may be repeated")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command()
+def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the memory ledger of one training step, without training."""
+    from packhorse.cli.planned import plan_of
+
+    made = plan_of(config, overrides or [])
+    typer.echo(json.dumps(made.to_dict()) if as_json else str(made))
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[str | None, typer.Option(help="auto (newest checkpoint, or afresh), none, or a checkpoint's path")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="plan and print everything, train and write nothing")] = False,
+    trace_nan: Annotated[bool, typer.Option("--trace-nan", help="name the module where a loss that is not finite begins")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, with the settings of CONFIG. SIGTERM or Ctrl-C saves at the end of the step."""
+    from packhorse.train.config_file import load_config
+
+    given = list(overrides or []) + ([f"run.resume={json.dumps(resume)}"] if resume is not None else [])
+    settings = load_config(config, given)
+
+    import packhorse
+    from packhorse.train.console import Console
+    from packhorse.train.start import train as train_config
+
+    console = Console(sys.stdout, as_json=as_json)
+    raise typer.Exit(train_config(settings, engine=packhorse, console=console, dry_run=dry_run, trace_nan=trace_nan))
+
+
+@app.command()
+def explain(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="folder of a run, or a TOML file")],
+    stage: Annotated[str, typer.Option("--stage", help="graph, plan or program")] = "plan",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one stage of the pipeline: what was captured, what was decided, or what runs."""
+    from packhorse.cli.planned import STAGES, plan_of
+
+    if stage not in STAGES:
+        raise UserError(f"--stage is {stage!r}, expected one of {', '.join(STAGES)}")
+    text = plan_of(source / "config.toml" if source.is_dir() else source, overrides or []).explain(stage)
+    typer.echo(json.dumps({"stage": stage, "text": text}) if as_json else text)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print what matters about this machine, to read or to paste into a report."""
+    from packhorse.cli.doctor import describe_machine
+
+    facts = describe_machine()
+    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{name:<18}{value}" for name, value in facts.items()))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="step, layout or gpu")],
+    as_json: AsJson = False,
+) -> None:
+    """Run a benchmark. What follows NAME goes to the benchmark itself."""
+    from packhorse.cli.benches import run_bench
+
+    raise typer.Exit(run_bench(name, context.args, as_json=as_json))
+
+
+def main() -> None:
+    """Entry point: a user's error is one paragraph on stderr and exit code 2, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"packhorse: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,173 @@
+"""What the planner knows of each operator, as one table; no torch. One row per operator.
+
+kind       how its kernel delivers results (the recipes themselves are in runtime/kernels.py):
+           "out"     it writes straight into planned memory and allocates nothing
+           "adopt"   the kernel allocates; the result is external (outside the arena) for its whole life. Every operator without a row.
+in_place   positions of arguments whose storage the first result may take over, when they have its shape, strides and dtype and die here
+unread     positions of arguments of which the kernel reads only the shape, never the contents: they keep nothing alive
+updates    (result, argument) pairs that must share storage: the kernel changes persistent memory in place
+random     it draws from a random state
+
+Gradient operators keep alive only what they read (Chen et al. 2016, section 3): `unread` is where PyTorch's own formulas
+hold a tensor for its shape alone. The bytes each operator saves are listed in graph/saved.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from packhorse.graph.ir import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    kind: str
+    in_place: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
+    updates: tuple[tuple[int, int], ...] = ()
+    random: bool = False
+    scratch: Callable[[Node, "dict"], int] | None = None  # (node, values) -> bytes of scratch in the arena
+
+
+ADOPT = Operator("adopt")
+
+# Chunk of rows that the fused loss gradient works through; of elements that an optimizer works through. Both fit a core's cache (C_B of ZeRO-R).
+LOSS_CHUNK_BYTES = 1 << 19
+UPDATE_CHUNK_BYTES = 1 << 18
+
+
+def loss_rows(num_rows: int, row_bytes: int) -> int:
+    """Rows per chunk of the fused loss gradient."""
+    return max(1, min(num_rows, LOSS_CHUNK_BYTES // max(row_bytes, 1)))
+
+
+def _loss_scratch(node: Node, values: dict) -> int:
+    log_probs = values[node.args[1].name]  # type: ignore[union-attr]
+    rows, columns = log_probs.shape
+    row_bytes = columns * log_probs.extent_bytes // max(log_probs.num_elements, 1)
+    return loss_rows(rows, row_bytes) * row_bytes
+
+
+def _update_scratch(node: Node, values: dict) -> int:
+    """One chunk per temporary of the unfused formulas: scaled gradient, denominator."""
+    param = values[node.args[0].name]  # type: ignore[union-attr]
+    return 2 * min(UPDATE_CHUNK_BYTES, -(-param.extent_bytes // 64) * 64)
+
+
+def _norm_scratch(node: Node, values: dict) -> int:
+    """One norm per gradient, 8 bytes each at most."""
+    return 8 * len(node.args[0])  # type: ignore[arg-type]
+
+
+_UNARY = (
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sgn sigmoid "
+    "sign sin sinh sqrt tan tanh trunc gelu silu mish hardsigmoid hardswish relu hardtanh leaky_relu elu softplus clamp clamp_min clamp_max"
+).split()
+_BINARY = "add sub mul div maximum minimum atan2 fmod remainder"
+_COMPARE = "eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan isfinite"
+
+OPERATORS: dict[str, Operator] = {
+    **{f"aten.{name}.default": Operator("out", in_place=(0,)) for name in _UNARY if name not in ("isfinite",)},
+    **{f"aten.{name}.Tensor": Operator("out", in_place=(0, 1)) for name in _BINARY.split()},
+    **{f"aten.{name}.Scalar": Operator("out", in_place=(0,)) for name in "add sub mul div remainder fmod".split()},
+    **{f"aten.{name}.{kind}": Operator("out") for name in "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split() for kind in ("Tensor", "Scalar")},
+    **{f"aten.{name}.default": Operator("out") for name in "logical_and logical_or logical_xor logical_not bitwise_not maximum minimum".split()},
+    "aten.maximum.default": Operator("out", in_place=(0, 1)),
+    "aten.minimum.default": Operator("out", in_place=(0, 1)),
+    "aten.pow.Tensor_Scalar": Operator("out", in_place=(0,)),
+    "aten.pow.Tensor_Tensor": Operator("out", in_place=(0, 1)),
+    "aten.where.self": Operator("out", in_place=(1, 2)),
+    "aten.addcmul.default": Operator("out", in_place=(0,)),
+    "aten.addcdiv.default": Operator("out", in_place=(0,)),
+    # gradients of activations: elementwise over the incoming gradient and one saved tensor
+    **{
+        f"aten.{name}.default": Operator("out", in_place=(0, 1))
+        for name in "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward leaky_relu_backward elu_backward "
+        "hardtanh_backward softplus_backward hardsigmoid_backward".split()
+    },
+    # matrix products
+    "aten.mm.default": Operator("out"),
+    "aten.bmm.default": Operator("out"),
+    "aten.addmm.default": Operator("out"),
+    "aten.baddbmm.default": Operator("out"),
+    # softmax and the losses
+    "aten._softmax.default": Operator("out", in_place=(0,)),
+    "aten._log_softmax.default": Operator("out", in_place=(0,)),
+    "aten._softmax_backward_data.default": Operator("out", in_place=(0, 1)),
+    "aten._log_softmax_backward_data.default": Operator("out", in_place=(0, 1)),
+    "aten.nll_loss_forward.default": Operator("out"),
+    "aten.nll_loss_backward.default": Operator("out", unread=(1,)),
+    "aten.nll_loss2d_forward.default": Operator("out"),
+    "aten.nll_loss2d_backward.default": Operator("out", unread=(1,)),
+    "packhorse.nll_log_softmax_backward.default": Operator("out", in_place=(1,), scratch=_loss_scratch),
+    "aten.mse_loss.default": Operator("out"),
+    "aten.mse_loss_backward.default": Operator("out", in_place=(1, 2)),
+    # reductions
+    "aten.sum.dim_IntList": Operator("out"),
+    "aten.mean.dim": Operator("out"),
+    "aten.amax.default": Operator("out"),
+    "aten.amin.default": Operator("out"),
+    # data movement
+    "aten.clone.default": Operator("out"),
+    "aten._to_copy.default": Operator("out"),
+    "aten.cat.default": Operator("out"),
+    "aten.stack.default": Operator("out"),
+    "aten.gather.default": Operator("out"),
+    "aten.index_select.default": Operator("out"),
+    "aten.embedding.default": Operator("out"),
+    "aten.embedding_dense_backward.default": Operator("out"),
+    "aten.tril.default": Operator("out"),
+    "aten.triu.default": Operator("out"),
+    "aten.slice_backward.default": Operator("out"),
+    "aten.select_backward.default": Operator("out"),
+    # constants
+    "aten.zeros.default": Operator("out"),
+    "aten.ones.default": Operator("out"),
+    "aten.full.default": Operator("out"),
+    "aten.zeros_like.default": Operator("out", unread=(0,)),
+    "aten.ones_like.default": Operator("out", unread=(0,)),
+    "aten.full_like.default": Operator("out", unread=(0,)),
+    "aten.new_zeros.default": Operator("out", unread=(0,)),
+    "aten.new_ones.default": Operator("out", unread=(0,)),
+    "aten.new_full.default": Operator("out", unread=(0,)),
+    "aten.scalar_tensor.default": Operator("out"),
+    "aten.arange.default": Operator("out"),
+    "aten.arange.start": Operator("out"),
+    "aten.arange.start_step": Operator("out"),
+    # dropout: one byte an element is kept
+    "aten.native_dropout.default": Operator("out", random=True),
+    "aten.native_dropout_backward.default": Operator("out"),
+    "aten.bernoulli.p": Operator("adopt", random=True),
+    "aten.bernoulli.default": Operator("adopt", random=True),
+    "aten.rand.default": Operator("adopt", random=True),
+    "aten.rand_like.default": Operator("adopt", unread=(0,), random=True),
+    "aten.randn.default": Operator("adopt", random=True),
+    "aten.randn_like.default": Operator("adopt", unread=(0,), random=True),
+    "aten.randint.default": Operator("adopt", random=True),
+    "aten.randint.low": Operator("adopt", random=True),
+    "aten.randperm.default": Operator("adopt", random=True),
+    "aten.multinomial.default": Operator("adopt", random=True),
+    "aten.normal.Tensor_float": Operator("adopt", random=True),
+    "aten.uniform.default": Operator("adopt", random=True),
+    "aten.exponential.default": Operator("adopt", random=True),
+    "aten.rrelu_with_noise_functional.default": Operator("adopt", random=True),
+    # pooling: indices are kept, the input is not
+    "aten.max_pool2d_with_indices.default": Operator("out"),
+    "aten.max_pool2d_with_indices_backward.default": Operator("out", unread=(1,)),
+    "aten.avg_pool2d.default": Operator("out"),
+    "aten.avg_pool2d_backward.default": Operator("out", unread=(1,)),
+    "aten._adaptive_avg_pool2d_backward.default": Operator("adopt", unread=(1,)),
+    # batch norm: running statistics are written where they live
+    "aten._native_batch_norm_legit_functional.default": Operator("out", updates=((3, 3), (4, 4))),
+    # the optimizer, on one run of flat storage; results share the storage of param, moments and step
+    "packhorse.adam.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4)), scratch=_update_scratch),
+    "packhorse.adam_amsgrad.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4), (4, 5)), scratch=_update_scratch),
+    "packhorse.sgd.default": Operator("out", updates=((0, 0),), scratch=_update_scratch),
+    "packhorse.sgd_momentum.default": Operator("out", updates=((0, 0), (1, 2), (2, 3)), scratch=_update_scratch),
+    "packhorse.grad_norm.default": Operator("out", scratch=_norm_scratch),
+    "packhorse.clip_coefficient.default": Operator("out"),
+}
+
+
+def operator(name: str) -> Operator:
+    """The row of an operator; ADOPT where it has none."""
+    return OPERATORS.get(name, ADOPT)

@@ -1,0 +1,84 @@
+"""The checker of Graph: slow and obvious. Run after every pass in the tests."""
+
+from packhorse.errors import CheckError
+from packhorse.graph.dtypes import ITEMSIZE
+from packhorse.graph.ir import ROLES_IN, ROLES_OUT, Graph, Value
+
+
+def verify(graph: Graph) -> None:
+    """Raises CheckError, naming node and value, unless `graph` keeps every rule of graph/ir.py.
+
+    Names are defined once and before use; views lie inside their root and never view a view; random states form one chain;
+    outputs exist; no two outputs write the same target.
+    """
+    defined: dict[str, Value] = {}
+
+    def define(value: Value, where: str) -> None:
+        if value.name in defined:
+            raise CheckError(f"{where}: %{value.name} is defined twice")
+        if value.dtype not in ITEMSIZE:
+            raise CheckError(f"{where}: %{value.name} has unknown dtype {value.dtype!r}")
+        if len(value.shape) != len(value.strides):
+            raise CheckError(f"{where}: %{value.name} has {len(value.shape)} dims but {len(value.strides)} strides")
+        if value.base is not None:
+            root = defined.get(value.base)
+            if root is None:
+                raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not defined above it")
+            if root.base is not None:
+                raise CheckError(f"{where}: %{value.name} views %{value.base}, itself a view; `base` names the root")
+            if value.offset < 0 or value.offset + value.extent_bytes > root.extent_bytes:
+                raise CheckError(
+                    f"{where}: %{value.name} covers bytes [{value.offset}, {value.offset + value.extent_bytes}) of %{value.base}, "
+                    f"which has {root.extent_bytes}"
+                )
+        elif value.offset != 0:
+            raise CheckError(f"{where}: %{value.name} owns its storage but starts at byte {value.offset}")
+        defined[value.name] = value
+
+    random_state: str | None = None
+    for given in graph.inputs:
+        where = f"graph {graph.name}, input %{given.value.name}"
+        if given.role not in ROLES_IN:
+            raise CheckError(f"{where}: unknown role {given.role!r}")
+        define(given.value, where)
+        if given.role == "random":
+            if random_state is not None:
+                raise CheckError(f"{where}: a second random state; draws form one chain")
+            random_state = given.value.name
+
+    for index, node in enumerate(graph.nodes):
+        where = f"graph {graph.name}, node {index} ({node.op})"
+        for name in node.arg_names():
+            if name not in defined:
+                raise CheckError(f"{where}: reads %{name}, which is not defined above it")
+        if (node.rng_in is None) != (node.rng_out is None):
+            raise CheckError(f"{where}: a random node consumes one state and defines the next")
+        if node.rng_in is not None:
+            if node.rng_in != random_state:
+                raise CheckError(f"{where}: draws from %{node.rng_in}, but the state at this point is %{random_state}")
+            random_state = node.rng_out
+            define(Value(str(node.rng_out), "rng", (), ()), where)
+        for value in node.outputs:
+            if value is None:
+                continue
+            if value.base is not None and value.base not in {graph_root(defined, name) for name in node.arg_names()}:
+                raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
+            define(value, where)
+
+    targets = set()
+    for out in graph.outputs:
+        where = f"graph {graph.name}, output %{out.name}"
+        if out.role not in ROLES_OUT:
+            raise CheckError(f"{where}: unknown role {out.role!r}")
+        if out.name not in defined:
+            raise CheckError(f"{where}: is not defined")
+        if (out.role, out.target) in targets:
+            raise CheckError(f"{where}: {out.role} {out.target!r} is written twice")
+        targets.add((out.role, out.target))
+        if out.role == "random" and out.name != random_state:
+            raise CheckError(f"{where}: the last random state is %{random_state}")
+
+
+def graph_root(defined: dict[str, Value], name: str) -> str:
+    """Name of the root whose storage `name` lies in."""
+    return defined[name].root

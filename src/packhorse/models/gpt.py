@@ -1,0 +1,90 @@
+"""A GPT to read in one sitting: pre-layer-norm blocks, learned positions, input and output embedding tied.
+
+B batch, T tokens (seq_len), D width, H heads, V vocabulary, L layers (blocks).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INIT_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal self-attention: x (B, T, D) -> (B, T, D), with D/H channels a head."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(B, T, D))
+
+
+class FeedForward(nn.Module):
+    """x (B, T, D) -> (B, T, D) through 4 D hidden channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.out = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """x (B, T, D) -> (B, T, D): attention and feed-forward, each added to the stream that it read."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.norm_feed_forward = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x)))
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+
+class GPT(nn.Module):
+    """ids (B, T), labels (B, T), int64 in [0, V)  ->  mean cross entropy in nats a token, a scalar.
+
+    Weights start from N(0, 0.02), biases from 0; the layers that write into the stream start 1/sqrt(2 L) smaller, so that the
+    stream keeps its scale over 2 L additions (Shoeybi et al. 2019, arXiv:1909.08053, section 4.2). Draws come from torch's
+    ordinary generator, in module order.
+    """
+
+    def __init__(self, *, vocab: int, layers: int, width: int, heads: int, seq_len: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+        self.positions = nn.Embedding(seq_len, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=INIT_STD / (math.sqrt(2 * layers) if name.endswith(".out.weight") else 1))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = self.dropout(self.tokens(ids) + self.positions(places))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -1,0 +1,53 @@
+"""What a plan was made for, besides its graphs: the live optimizer, the loss, the constants. `packhorse.compile` needs it; no figure depends on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.batch import Signature
+from packhorse.capture.update import state_names
+from packhorse.errors import UserError
+from packhorse.planning.persistent import Persistent
+
+
+@dataclass(frozen=True)
+class Job:
+    """parameters: name -> the model's parameter, for finding an optimizer's existing state."""
+
+    optimizer: torch.optim.Optimizer
+    loss: Callable | None
+    signature: Signature
+    constants: dict[str, Tensor]
+    parameters: dict[str, torch.nn.Parameter]
+
+    def import_optimizer_state(self, persistent: Persistent, runs: dict[str, Tensor]) -> None:
+        """Takes over the moments and step counts that the torch optimizer already has (from earlier steps or load_state_dict).
+
+        Raises UserError if parameters of one run have taken different numbers of steps.
+        """
+        from packhorse.runtime.storage import views
+
+        homes = views(persistent, runs, "state")
+        steps: dict[str, set[int]] = {}
+        for run in persistent.runs:
+            if run.kind != "parameters" or f"step.{run.name.removeprefix('param.')}" not in homes:
+                continue
+            label = run.name.removeprefix("param.")
+            for slot in run.slots:
+                state = self.optimizer.state.get(self.parameters[slot.target], {})
+                group = next(g for g in self.optimizer.param_groups if any(p is self.parameters[slot.target] for p in g["params"]))
+                known = [name for name in state_names(self.optimizer, group) if state.get(name) is not None]
+                for name in known:
+                    homes[f"{name}.{label}/{slot.target}"].copy_(state[name])
+                count = int(state["step"]) if "step" in state else int(bool(known))
+                steps.setdefault(label, set()).add(count)
+        for label, counts in steps.items():
+            if len(counts) > 1:
+                raise UserError(
+                    f"the optimizer's parameters have taken different numbers of steps ({sorted(counts)}), so their run {label} has no one step count; "
+                    "put them into parameter groups of their own"
+                )
+            homes[f"step.{label}"].fill_(counts.pop())

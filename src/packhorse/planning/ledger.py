@@ -1,0 +1,144 @@
+"""What the bytes of a plan are, line by line, and which instant is the peak. Predicted here; `Step.ledger()` adds what was measured."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from packhorse.graph.ir import Node
+from packhorse.planning.plan import GraphPlan, Plan
+from packhorse.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One storage alive at the peak: its value, bytes, kind, and where it was made."""
+
+    name: str
+    num_bytes: int
+    kind: str  # "saved value", "temporary", "output", "scratch", "external ..."
+    place: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All bytes of this rank. `lines`: (name, bytes) of what adds up to the peak; `alive`: the largest storages at the peak instant."""
+
+    lines: tuple[tuple[str, int], ...]
+    predicted_peak_bytes: int
+    predicted_comm_bytes: int
+    instant: str
+    alive: tuple[Alive, ...]
+    programs: tuple[tuple[str, int, int, int], ...]  # name, arena height, lower bound, external
+    measured_peak_bytes: int | None = None
+    measured_comm_bytes: int | None = None
+    measured: tuple[tuple[str, int], ...] = ()
+    outside_bytes: int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; bytes as integers."""
+        return {
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "predicted_comm_bytes": self.predicted_comm_bytes,
+            "measured_comm_bytes": self.measured_comm_bytes,
+            "lines": {name: num_bytes for name, num_bytes in self.lines},
+            "measured": {name: num_bytes for name, num_bytes in self.measured},
+            "outside_bytes": self.outside_bytes,
+            "instant": self.instant,
+            "alive": [{"name": a.name, "bytes": a.num_bytes, "kind": a.kind, "place": a.place} for a in self.alive],
+            "programs": [
+                {"name": name, "arena_bytes": height, "lower_bound": bound, "fragmentation": height - bound, "external_bytes": external}
+                for name, height, bound, external in self.programs
+            ],
+            **self.extra,
+        }
+
+    def __str__(self) -> str:
+        rows = [f"  {name:<34}{format_bytes(num_bytes):>14}" for name, num_bytes in self.lines if num_bytes]
+        rows.append(f"  {'peak':<34}{format_bytes(self.predicted_peak_bytes):>14}   ({self.predicted_peak_bytes} bytes)")
+        if self.measured_peak_bytes is not None:
+            rows.append(f"  {'measured':<34}{format_bytes(self.measured_peak_bytes):>14}   ({self.measured_peak_bytes} bytes)")
+        if self.outside_bytes is not None:
+            rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
+        rows.append("programs" + " " * 20 + "arena         lower bound   fragmentation  external")
+        for name, height, bound, external in self.programs:
+            rows.append(f"  {name:<22}{format_bytes(height):>14}{format_bytes(bound):>14}{format_bytes(height - bound):>14}{format_bytes(external):>14}")
+        rows.append(f"peak instant: {self.instant}")
+        rows += [f"  {format_bytes(a.num_bytes):>14}  {a.kind:<20} {a.name}  {a.place}" for a in self.alive[:10]]
+        return "\n".join(["ledger (bytes of this rank)", *rows])
+
+
+def ledger_of(plan: Plan) -> Ledger:
+    """The predicted ledger of a plan."""
+    name, planned, time = _peak(plan)
+    kinds = {"saved values": 0, "temporaries": 0, "outputs": 0, "scratch": 0}
+    alive, external = [], 0
+    for item in _alive(planned, time):
+        alive.append(item)
+        if item.kind.startswith("external"):
+            external += item.num_bytes
+        else:
+            kinds[{"saved value": "saved values", "temporary": "temporaries", "output": "outputs", "scratch": "scratch"}[item.kind]] += item.num_bytes
+    persistent = [(f"persistent: {kind}", num_bytes) for kind, num_bytes in plan.persistent.bytes_by_kind().items()]
+    rest = plan.arena_bytes - sum(kinds.values())
+    lines = [*persistent, *((f"arena: {kind}", num_bytes) for kind, num_bytes in kinds.items()), ("arena: alignment and gaps", rest)]
+    lines.append(("external tensors (bound)", plan.external_bytes))
+    node = planned.graph.nodes[time] if planned.graph.nodes else None
+    return Ledger(
+        tuple(lines),
+        plan.peak_bytes,
+        plan.comm_bytes,
+        f"{name}, time {time} of {len(planned.graph.nodes)}" + (f": {_node_place(node)}" if node else ""),
+        tuple(sorted(alive, key=lambda a: (-a.num_bytes, a.name))),
+        tuple((n, p.arena_bytes, p.layout.lower_bound, p.external_bytes) for n, p in plan.programs.items()),
+        extra={
+            "persistent_bytes": plan.persistent_bytes,
+            "arena_bytes": plan.arena_bytes,
+            "external_bytes": plan.external_bytes,
+            "overhead_flops": plan.overhead_flops,
+            "flops": plan.flops,
+            "seconds": plan.seconds,
+        },
+    )
+
+
+def _peak(plan: Plan) -> tuple[str, GraphPlan, int]:
+    """Program and time at which arena and external bytes alive are the most."""
+    best: tuple[int, str, GraphPlan, int] | None = None
+    for name, planned in plan.programs.items():
+        change = [0] * (len(planned.graph.nodes) + 2)
+        for storage in planned.placement.storages:
+            change[storage.lower] += storage.size
+            change[min(storage.upper, len(planned.graph.nodes) + 1)] -= storage.size
+        total = 0
+        for time in range(max(len(planned.graph.nodes), 1)):
+            total += change[time]
+            if best is None or total > best[0]:
+                best = (total, name, planned, time)
+    assert best is not None
+    return best[1:]
+
+
+def _alive(planned: GraphPlan, time: int) -> list[Alive]:
+    graph, outputs = planned.graph, {planned.graph.values[o.name].root for o in planned.graph.outputs if o.role != "random"}
+    backward = {n for node in graph.nodes if node.phase == "backward" and not node.is_view for n in (graph.values[a].root for a in node.arg_names())}
+    makers = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
+    found = []
+    for storage in planned.placement.storages:
+        if not storage.lower <= time < storage.upper:
+            continue
+        if not storage.roots:
+            found.append(Alive(storage.name, storage.size, "scratch", _node_place(graph.nodes[storage.lower])))
+            continue
+        root = storage.roots[0]
+        if makers[root].phase == "forward" and any(r in backward for r in storage.roots):
+            kind = "saved value"
+        else:
+            kind = "output" if any(r in outputs for r in storage.roots) else "temporary"
+        found.append(Alive(f"%{root}", storage.size, f"external {kind}" if storage.space == "external" else kind, _node_place(makers[root])))
+    return found
+
+
+def _node_place(node: Node) -> str:
+    where = " ".join(part for part in (node.module, node.source) if part)
+    return f"{node.phase} {node.op}" + (f" in {where}" if where else "")

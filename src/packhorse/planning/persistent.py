@@ -1,0 +1,84 @@
+"""Where what outlives a step lies: parameters, gradients, optimizer states, buffers, metrics, constants, as runs of flat storage.
+
+A run is one contiguous piece of memory of one dtype. Parameters are sorted into runs by (dtype, trained or not, parameter group); inside a run
+each starts at a multiple of 64 bytes, and what that wastes is padding, a line of its own in the ledger. The gradient of a run and each
+of its optimizer states have the same offsets, so that an optimizer works on whole runs, not on single parameters.
+"""
+
+from dataclasses import dataclass
+
+from packhorse.graph.dtypes import ITEMSIZE
+from packhorse.graph.ir import Value
+from packhorse.units import align_up
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor inside a run. `offset` in bytes from the start of the run; `value` gives dtype, shape and strides."""
+
+    role: str
+    target: str
+    offset: int
+    value: Value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One piece of flat storage. kind: "parameters", "gradients", "optimizer states", "buffers", "metrics", "constants"."""
+
+    name: str
+    kind: str
+    dtype: str
+    num_bytes: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def padding_bytes(self) -> int:
+        return self.num_bytes - sum(slot.value.extent_bytes for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """All runs, and where each persistent tensor of the graphs lies: (role, target) -> (run name, byte offset)."""
+
+    runs: tuple[Run, ...]
+
+    def places(self) -> dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]:
+        """(role, target) -> (run name, byte offset, strides in elements). A whole run has the target "run <name>"."""
+        table = {(slot.role, slot.target): (run.name, slot.offset, slot.value.strides) for run in self.runs for slot in run.slots}
+        for run in self.runs:
+            if run.slots:
+                table.setdefault((run.slots[0].role, f"run {run.name}"), (run.name, 0, (1,)))
+        return table
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(run.num_bytes for run in self.runs)
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Kind -> bytes without padding, then "padding"."""
+        table: dict[str, int] = {}
+        for run in self.runs:
+            table[run.kind] = table.get(run.kind, 0) + run.num_bytes - run.padding_bytes
+        table["padding"] = sum(run.padding_bytes for run in self.runs)
+        return table
+
+
+def make_run(name: str, kind: str, role: str, tensors: list[tuple[str, Value]]) -> Run:
+    """A run that holds the named tensors (all of one dtype) in order, each aligned."""
+    slots, end = [], 0
+    for target, value in tensors:
+        slots.append(Slot(role, target, end, value))
+        end = align_up(end + value.extent_bytes, ALIGNMENT)
+    dtype = tensors[0][1].dtype
+    assert all(value.dtype == dtype for _, value in tensors), name
+    return Run(name, kind, dtype, end, tuple(slots))
+
+
+def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) -> Run:
+    """A run with the slots of `run` under another role: the gradients of its parameters, or one of their optimizer states."""
+    dtype = dtype or run.dtype
+    assert ITEMSIZE[dtype] == ITEMSIZE[run.dtype], "states of another width are runs of their own"
+    return Run(name, kind, dtype, run.num_bytes, tuple(Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots))

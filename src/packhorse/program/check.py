@@ -1,0 +1,89 @@
+"""The checker of Program: a slow simulation of who wrote which byte. It shares nothing with liveness, layout or lowering."""
+
+from packhorse.errors import CheckError
+from packhorse.program.program import Call, Operand, Program, operands_of
+
+
+class _Memory:
+    """Byte ranges of one space -> the name of the storage that was last written there."""
+
+    def __init__(self) -> None:
+        self.owned: list[tuple[int, int, str]] = []  # disjoint [start, end) owner
+
+    def write(self, start: int, end: int, owner: str) -> None:
+        kept = []
+        for a, b, name in self.owned:
+            if a < start:
+                kept.append((a, min(b, start), name))
+            if b > end:
+                kept.append((max(a, end), b, name))
+        if end > start:
+            kept.append((start, end, owner))
+        self.owned = [(a, b, name) for a, b, name in kept if b > a]
+
+    def owners(self, start: int, end: int) -> set[str]:
+        """Names that own a byte of [start, end); "" for bytes that nobody wrote."""
+        found, covered = set(), 0
+        for a, b, name in self.owned:
+            overlap = min(b, end) - max(a, start)
+            if overlap > 0:
+                found.add(name)
+                covered += overlap
+        return found if covered == end - start else found | {""}
+
+
+def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
+    """Raises CheckError unless every operand holds, when it is read, exactly the storage that it names, and every byte lies inside its space.
+
+    persistent_bytes: run name -> bytes. External slots must be filled before they are read and freed once.
+    """
+    arena, runs, slots = _Memory(), {name: _Memory() for name in persistent_bytes}, {}
+    freed: set[str] = set()
+    for index, instruction in enumerate(program.instructions):
+        where = f"program {program.name}, instruction {index} (time {instruction.time})"
+        read, written = operands_of(instruction)
+        scratch = instruction.scratch if isinstance(instruction, Call) else None
+        for operand in [*read, *written, *([scratch] if scratch else [])]:
+            _inside(operand, program, persistent_bytes, where)
+        for operand in read:
+            start, end = operand.offset, operand.offset + operand.extent_bytes
+            if operand.space == "arena" and start < end and arena.owners(start, end) != {operand.root}:
+                raise CheckError(f"{where}: reads %{operand.value} at [{start}, {end}), but those bytes hold {sorted(arena.owners(start, end))}")
+            if operand.space == "external" and slots.get(operand.key) != operand.root:
+                raise CheckError(f"{where}: reads %{operand.value} from slot {operand.key}, which holds {slots.get(operand.key)}")
+            if operand.space == "persistent":
+                # what stands there at the start of the program is an input; after a write, only that value may be read
+                wrong = runs[operand.key].owners(start, end) - {operand.root, ""}
+                if wrong and start < end:
+                    raise CheckError(f"{where}: reads %{operand.value} from {operand.key}, but {sorted(wrong)} was written there")
+        if scratch is not None:
+            arena.write(scratch.offset, scratch.offset + scratch.extent_bytes, scratch.root)
+        for operand in written:
+            start, end = operand.offset, operand.offset + operand.extent_bytes
+            if scratch is not None and operand.space == "arena" and max(start, scratch.offset) < min(end, scratch.offset + scratch.extent_bytes):
+                raise CheckError(f"{where}: the scratch overlaps its own result %{operand.value}")
+            if operand.space == "arena":
+                arena.write(start, end, operand.root)
+            elif operand.space == "persistent":
+                runs[operand.key].write(start, end, operand.root)
+            else:
+                slots[operand.key] = operand.root
+        for name in instruction.frees:
+            if name not in slots or name in freed:
+                raise CheckError(f"{where}: frees slot {name}, which is not filled")
+            freed.add(name)
+            slots[name] = None
+    if any(owner is not None for owner in slots.values()):
+        raise CheckError(f"program {program.name}: slots {[n for n, o in slots.items() if o is not None]} are never freed")
+    for role, target, operand in program.outputs:
+        held = runs[operand.key].owners(operand.offset, operand.offset + operand.extent_bytes) if operand.space == "persistent" else set()
+        if operand.extent_bytes and not held <= {operand.root, ""}:
+            raise CheckError(f"program {program.name}: at the end {role} {target!r} should hold {operand.root}, but holds {sorted(held)}")
+
+
+def _inside(operand: Operand, program: Program, persistent_bytes: dict[str, int], where: str) -> None:
+    end = operand.offset + operand.extent_bytes
+    limit = {"arena": program.arena_bytes, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
+    if operand.offset < 0 or (limit is not None and end > limit):
+        raise CheckError(f"{where}: %{operand.value} covers [{operand.offset}, {end}) of {operand.space} {operand.key}, which has {limit} bytes")
+

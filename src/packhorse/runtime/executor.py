@@ -1,0 +1,178 @@
+"""Program -> run: binds every operand to memory once, then a step is a straight list of kernel calls. The only code that touches the device.
+
+What lies in the arena or in persistent storage never moves, so those tensors are made when a program is bound. What a kernel allocates itself
+(external slots) and the caller's batch are looked up while it runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.dtypes import LONG, from_const
+from packhorse.graph.ir import Const
+from packhorse.program.program import Argument, Call, Copy, Instruction, Operand, Program
+from packhorse.runtime.arena import ALIGNMENT, Arena
+from packhorse.runtime.kernels import overload, recipe_of
+from packhorse.units import align_up
+
+
+@dataclass
+class Measured:
+    """What one run of a program took: arena bytes up to the highest one written (rounded up to the alignment), and adopted bytes at their peak."""
+
+    arena_bytes: int = 0
+    external_bytes: int = 0
+
+
+def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
+    """The operand as a view of the bytes of `storage` (a tensor that starts where the operand's space starts)."""
+    dtype = LONG[operand.dtype]
+    start = storage.storage_offset() * storage.element_size() + operand.offset
+    assert start % dtype.itemsize == 0
+    view = torch.empty(0, dtype=dtype, device=storage.device)
+    return view.set_(storage.untyped_storage(), start // dtype.itemsize, operand.shape, operand.strides)
+
+
+class BoundProgram:
+    """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step."""
+
+    def __init__(self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[dict]):
+        self.program, self.arena, self.runs, self.groups = program, arena, runs, groups
+        self.slots: dict[str, Tensor] = {}
+        self.batch: dict[str, Tensor] = {}
+        self.live = self.peak = 0
+        self.seen_high_water: int | None = None
+        self.steps: list[Callable[[], Any]] = [self._bind(instruction) for instruction in program.instructions]
+
+    def run(self, batch: dict[str, Tensor]) -> Measured:
+        """One run on the given batch leaves."""
+        self.batch, self.live, self.peak = batch, 0, 0
+        height, watch_all = self.program.arena_bytes, self.seen_high_water is None
+        self.arena.fill(height, watch_all)
+        with torch.no_grad():
+            for step in self.steps:
+                step()
+        high = self.arena.high_water(height, watch_all)
+        if watch_all:
+            self.seen_high_water = align_up(high or 0, ALIGNMENT)
+        assert self.seen_high_water is not None
+        self.batch = {}
+        return Measured(self.seen_high_water if high is None else align_up(high, ALIGNMENT), self.peak)
+
+    # -- binding --------------------------------------------------------------------------------------------------------------------
+
+    def _bind(self, instruction: Instruction) -> Callable[[], Any]:
+        if isinstance(instruction, Copy):
+            call = self._bound(lambda target, source: target.copy_(source), (instruction.target, instruction.source), {})
+        elif instruction.adopts:
+            return self._adopting(instruction)
+        else:
+            kwargs = {key: self._constant(key, value) for key, value in instruction.kwargs}
+            if "group" in kwargs:
+                kwargs["hyper"] = self.groups[kwargs.pop("group")]
+            recipe = recipe_of(instruction.op)
+            call = self._bound(recipe, (instruction.outputs, instruction.scratch, *instruction.args), kwargs)
+        return self._freeing(call, instruction.frees) if instruction.frees else call
+
+    def _constant(self, key: str, value: Argument) -> Any:
+        return from_const(value) if isinstance(value, Const) else value
+
+    def _bound(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """A call without arguments: its tensors are made now where they never move, and looked up at run time where they do."""
+        getters = [self._getter(arg) for arg in args]
+        keyed = {key: self._getter(arg) for key, arg in kwargs.items()}
+        if not any(isinstance(g, _Late) for g in [*getters, *keyed.values()]):
+            return partial(function, *getters, **keyed)
+
+        late = [isinstance(g, _Late) for g in getters]
+        fixed = {key: g for key, g in keyed.items() if not isinstance(g, _Late)}
+        moving = {key: g for key, g in keyed.items() if isinstance(g, _Late)}
+
+        def call() -> Any:
+            return function(*(g.get() if is_late else g for g, is_late in zip(getters, late)), **fixed, **{k: g.get() for k, g in moving.items()})
+
+        return call
+
+    def _getter(self, arg: Any) -> Any:
+        """The argument itself, or a _Late if any part of it moves."""
+        if isinstance(arg, Operand):
+            return self._operand(arg)
+        if isinstance(arg, Const):
+            return from_const(arg)
+        if isinstance(arg, tuple):
+            items = [self._getter(item) for item in arg]
+            if any(isinstance(item, _Late) for item in items):
+                return _Late(lambda: [item.get() if isinstance(item, _Late) else item for item in items])
+            return items
+        return arg
+
+    def _operand(self, operand: Operand) -> Any:
+        if operand.space in ("arena", "hollow"):
+            return tensor_at(self.arena.data, operand)
+        if operand.space == "persistent":
+            return tensor_at(self.runs[operand.key], operand)
+        table, key = (self.slots, operand.key) if operand.space == "external" else (self.batch_table, operand.key)
+        root_shape = operand.value == operand.root and operand.offset == 0
+        if operand.space == "batch":
+            if root_shape:
+                return _Late(lambda: self.batch[key])
+            return _Late(lambda: tensor_at(self.batch[key], operand))
+        if root_shape and operand.key == operand.root:
+            return _Late(lambda: table[key])
+        return _Late(lambda: tensor_at(table[key], operand))
+
+    @property
+    def batch_table(self) -> dict[str, Tensor]:
+        return self.batch
+
+    def _adopting(self, instruction: Call) -> Callable[[], Any]:
+        kwargs = {key: value for key, value in instruction.kwargs}
+        kernel = self._bound(overload(instruction.op), instruction.args, kwargs)
+        outputs, frees, slots = instruction.outputs, instruction.frees, self.slots
+
+        def call() -> None:
+            results = kernel()
+            if isinstance(results, Tensor):
+                results = (results,)
+            for operand, result in zip(outputs, results):
+                if operand is not None:
+                    slots[operand.key] = _as_planned(result, operand)
+                    self.live += result.untyped_storage().nbytes()
+            del results
+            if self.live > self.peak:
+                self.peak = self.live
+            for name in frees:
+                self.live -= slots.pop(name).untyped_storage().nbytes()
+
+        return call
+
+    def _freeing(self, call: Callable[[], Any], frees: tuple[str, ...]) -> Callable[[], Any]:
+        slots = self.slots
+
+        def run_and_free() -> None:
+            call()
+            for name in frees:
+                self.live -= slots.pop(name).untyped_storage().nbytes()
+
+        return run_and_free
+
+
+class _Late:
+    """An argument that is looked up when the program runs."""
+
+    __slots__ = ("get",)
+
+    def __init__(self, get: Callable[[], Any]):
+        self.get = get
+
+
+def _as_planned(result: Tensor, operand: Operand) -> Tensor:
+    """The kernel's own result; laid out anew where its strides are not those that the capture saw on fake tensors."""
+    if result.shape == operand.shape and (result.stride() == operand.strides or result.numel() <= 1):
+        return result
+    assert result.shape == operand.shape, f"%{operand.value}: planned shape {operand.shape}, the kernel returned {tuple(result.shape)}"
+    return torch.empty_strided(operand.shape, operand.strides, dtype=result.dtype, device=result.device).copy_(result)

@@ -1,0 +1,226 @@
+"""How each operator of kind "out" (graph/operators.py) writes into planned memory without allocating: one recipe per operator.
+
+A recipe is `recipe(outs, scratch, *args, **kwargs)`: outs are the planned results (None where the operator returns None), scratch a planned
+byte tensor or None, the rest the operator's own arguments. Every recipe gives the operator's own bits. Operators without a recipe here use
+their real `out=` overload: one that has a kernel of its own, since the generated ones allocate inside and copy.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.graph.operators import loss_rows
+from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
+
+aten = torch.ops.aten
+Recipe = Callable[..., Any]
+
+
+def copy_into(outs, scratch, x: Tensor, **_: Any) -> None:
+    """clone, _to_copy: strides and dtype are those of the planned result."""
+    outs[0].copy_(x)
+
+
+def relu(outs, scratch, x: Tensor) -> None:
+    torch.clamp_min(x, 0, out=outs[0])
+
+
+def with_scalar(function: Callable) -> Recipe:
+    """add, sub, mul, div of a tensor and a number: the Tensor overload wraps the number as eager does."""
+
+    def recipe(outs, scratch, x: Tensor, other: Any, alpha: Any = 1) -> None:
+        if alpha == 1:
+            function(x, other, out=outs[0])
+        else:
+            function(x, other, alpha=alpha, out=outs[0])
+
+    return recipe
+
+
+def stack(outs, scratch, tensors: tuple[Tensor, ...], dim: int = 0) -> None:
+    torch.stack(tensors, dim, out=outs[0])
+
+
+def fill(value: Any) -> Recipe:
+    """zeros, ones and their *_like."""
+
+    def recipe(outs, scratch, *args: Any, **kwargs: Any) -> None:
+        outs[0].fill_(value)
+
+    return recipe
+
+
+def full(outs, scratch, size_or_like: Any, value: Any, **_: Any) -> None:
+    outs[0].fill_(value)
+
+
+def new_full(outs, scratch, like: Tensor, size: Any, value: Any, **_: Any) -> None:
+    outs[0].fill_(value)
+
+
+def scalar_tensor(outs, scratch, value: Any, **_: Any) -> None:
+    outs[0].fill_(value)
+
+
+def arange(outs, scratch, *bounds: Any, **_: Any) -> None:
+    start, end, step = {1: (0, bounds[0], 1), 2: (*bounds, 1)}.get(len(bounds), bounds[:3])
+    aten.arange.start_out(start, end, step, out=outs[0])
+
+
+def embedding(outs, scratch, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> None:
+    """(V, H), (...) -> (..., H): rows gathered into the flattened result."""
+    torch.index_select(weight, 0, indices.reshape(-1), out=outs[0].view(-1, weight.shape[1]))
+
+
+def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> None:
+    """(..., H) -> (V, H): each row added to its token's, in the order of the tokens; the padding token's row is zero."""
+    target = outs[0]
+    target.zero_()
+    target.index_add_(0, indices.reshape(-1), grad.reshape(-1, grad.shape[-1]))
+    if padding_idx >= 0:
+        target[padding_idx].zero_()
+
+
+def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
+    """out = x * mask * 1/(1-p), the mask drawn as booleans: one byte an element is kept, the same draws as eager's float mask."""
+    out, mask = outs
+    if train is False or p == 0:
+        out.copy_(x)
+        mask.fill_(True)
+        return
+    if p == 1:
+        out.zero_()
+        mask.fill_(False)
+        return
+    mask.bernoulli_(1 - p)
+    out.copy_(mask)
+    out.mul_(1 / (1 - p))
+    out.mul_(x)
+
+
+def dropout_backward(outs, scratch, grad: Tensor, mask: Tensor, scale: float) -> None:
+    out = outs[0]
+    out.copy_(mask)
+    out.mul_(scale)
+    out.mul_(grad)
+
+
+def slice_backward(outs, scratch, grad: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> None:
+    outs[0].zero_()
+    aten.slice.Tensor(outs[0], dim, start, end, step).copy_(grad)
+
+
+def select_backward(outs, scratch, grad: Tensor, sizes: Any, dim: int, index: int) -> None:
+    outs[0].zero_()
+    outs[0].select(dim, index).copy_(grad)
+
+
+def nll_log_softmax_backward(outs, scratch, grad_output, log_probs, target, weight, reduction, ignore_index, total_weight) -> None:
+    """See graph/loss_rows.py. log_probs (T, V), target (T,) -> gradient of the logits (T, V), which may be log_probs' own memory."""
+    rows, columns = log_probs.shape
+    step = loss_rows(rows, columns * log_probs.element_size())
+    chunk = scratch.view(log_probs.dtype).view(-1, columns)
+    for start in range(0, rows, step):
+        part = log_probs[start : start + step]
+        grad = chunk[: part.shape[0]]
+        aten.nll_loss_backward.grad_input(
+            grad_output, part, target[start : start + step], weight, reduction, ignore_index, total_weight, grad_input=grad
+        )
+        aten._log_softmax_backward_data.out(grad, part, 1, part.dtype, out=outs[0][start : start + step])
+
+
+def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, training, momentum, eps) -> None:
+    """Normalised x, saved mean and inverse deviation; the running statistics are updated where the last two results live."""
+    out, mean, invstd, new_mean, new_var = outs
+    for new, old in ((new_mean, running_mean), (new_var, running_var)):
+        if new.data_ptr() != old.data_ptr():
+            new.copy_(old)
+    aten.native_batch_norm.out(x, weight, bias, new_mean, new_var, training, momentum, eps, out=out, save_mean=mean, save_invstd=invstd)
+
+
+def grad_norm(outs, scratch, grads: tuple[Tensor, ...]) -> None:
+    """The 2-norm of the gradients' 2-norms -> a scalar."""
+    norms = scratch.view(outs[0].dtype)[: len(grads)]
+    for index, grad in enumerate(grads):
+        if grad.dtype == norms.dtype:
+            torch.linalg.vector_norm(grad, out=norms[index])
+        else:
+            norms[index].copy_(torch.linalg.vector_norm(grad))
+    torch.linalg.vector_norm(norms, out=outs[0])
+
+
+def clip_coefficient(outs, scratch, norm: Tensor, max_norm: float) -> None:
+    """min(1, max_norm / (norm + 1e-6)), rounded as torch.nn.utils.clip_grad_norm_ rounds it: a reciprocal, then a product."""
+    out = outs[0]
+    torch.add(norm, 1e-6, out=out)
+    out.reciprocal_()
+    out.mul_(max_norm)
+    out.clamp_(max=1.0)
+
+
+RECIPES: dict[str, Recipe] = {
+    **{f"aten.{n}.Scalar": with_scalar(getattr(torch, n)) for n in "add sub mul div remainder fmod".split()},
+    "aten.relu.default": relu,
+    "aten.clone.default": copy_into,
+    "aten._to_copy.default": copy_into,
+    "aten.stack.default": stack,
+    **{f"aten.{n}.default": fill(0) for n in ("zeros", "zeros_like", "new_zeros")},
+    **{f"aten.{n}.default": fill(1) for n in ("ones", "ones_like", "new_ones")},
+    "aten.full.default": full,
+    "aten.full_like.default": full,
+    "aten.new_full.default": new_full,
+    "aten.scalar_tensor.default": scalar_tensor,
+    "aten.arange.default": arange,
+    "aten.arange.start": arange,
+    "aten.arange.start_step": arange,
+    "aten.embedding.default": embedding,
+    "aten.embedding_dense_backward.default": embedding_backward,
+    "aten.native_dropout.default": dropout,
+    "aten.native_dropout_backward.default": dropout_backward,
+    "aten.slice_backward.default": slice_backward,
+    "aten.select_backward.default": select_backward,
+    "packhorse.nll_log_softmax_backward.default": nll_log_softmax_backward,
+    "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "packhorse.grad_norm.default": grad_norm,
+    "packhorse.clip_coefficient.default": clip_coefficient,
+    **OPTIMIZER_RECIPES,
+}
+
+
+@cache
+def overload(name: str) -> torch._ops.OpOverload:
+    """The torch operator of a name such as "aten.mm.default"."""
+    namespace, packet, kind = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), kind)
+
+
+@cache
+def out_overload(name: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]]:
+    """The `out=` overload with the same inputs, and the names of its out arguments in the order of the results."""
+    op = overload(name)
+    packet = getattr(torch.ops.aten, name.split(".")[1])
+    wanted = [str(a.type) for a in op._schema.arguments]
+    for kind in packet.overloads():
+        schema = getattr(packet, kind)._schema
+        outs = [a for a in schema.arguments if a.is_out]
+        if len(outs) == len(op._schema.returns) and [str(a.type) for a in schema.arguments if not a.is_out] == wanted:
+            return getattr(packet, kind), tuple(a.name for a in outs)
+    raise LookupError(f"{name} has no out= overload: its row in graph/operators.py is wrong")
+
+
+def out_recipe(name: str) -> Recipe:
+    """The recipe of an operator that uses its `out=` overload."""
+    op, names = out_overload(name)
+
+    def recipe(outs, scratch, *args: Any, **kwargs: Any) -> None:
+        op(*args, **kwargs, **dict(zip(names, outs)))
+
+    return recipe
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of an operator of kind "out"."""
+    return RECIPES.get(name) or out_recipe(name)

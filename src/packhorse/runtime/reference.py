@@ -1,0 +1,97 @@
+"""The oracle: runs a Graph node by node, with no plan, on freshly allocated tensors. Every later stage must match it bit for bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.dtypes import LONG, from_const
+from packhorse.graph.ir import Arg, Const, Graph, Node, Ref
+from packhorse.runtime.kernels import RECIPES, overload
+
+aten = torch.ops.aten
+
+
+def run_graph(graph: Graph, inputs: dict[str, Tensor], groups: list[dict] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None) -> dict:
+    """(role, target) -> tensor for every output but the random state. inputs: value name -> tensor; they are not changed.
+
+    Random nodes draw from torch's default generator, in order. watch(node, value name, tensor) sees every result.
+    """
+    table: dict[str, Any] = dict(inputs)
+    with torch.no_grad():
+        for node in graph.nodes:
+            args = [_get(arg, table) for arg in node.args]
+            kwargs = {key: _get(arg, table) for key, arg in node.kwargs}
+            results = _call(node, args, kwargs, groups)
+            for value, result in zip(node.outputs, results):
+                if value is not None:
+                    table[value.name] = result
+                    if watch is not None:
+                        watch(node, value.name, result)
+    return {(o.role, o.target): table[o.name] for o in graph.outputs if o.role != "random"}
+
+
+def _get(arg: Arg, table: dict[str, Any]) -> Any:
+    if isinstance(arg, Ref):
+        return table[arg.name]
+    if isinstance(arg, Const):
+        return from_const(arg)
+    if isinstance(arg, tuple):
+        return [_get(item, table) for item in arg]
+    return arg
+
+
+def _call(node: Node, args: list, kwargs: dict, groups: list[dict] | None) -> tuple | list:
+    if node.op == "packhorse.nll_log_softmax_backward.default":
+        grad_output, log_probs, target, weight, reduction, ignore_index, total_weight = args
+        grad = aten.nll_loss_backward(grad_output, log_probs, target, weight, reduction, ignore_index, total_weight)
+        return (aten._log_softmax_backward_data(grad, log_probs, 1, log_probs.dtype),)
+    if node.op == "packhorse.grad_norm.default":
+        return (torch.nn.utils.get_total_norm(args[0]),)
+    if node.op == "packhorse.clip_coefficient.default":
+        return (torch.clamp(args[1] / (args[0] + 1e-6), max=1.0),)
+    if node.op.startswith("packhorse."):
+        return _optimize(node, args, kwargs, groups)
+    results = overload(node.op)(*args, **kwargs)
+    return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def _optimize(node: Node, args: list, kwargs: dict, groups: list[dict] | None) -> list:
+    """The optimizer's recipe on copies of its arguments (tests hold the recipe itself against torch.optim)."""
+    from packhorse.graph.operators import operator
+
+    assert groups is not None
+    copies = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+    scratch = torch.empty(2 * copies[0].numel() * copies[0].element_size(), dtype=torch.uint8)
+    kwargs = {key: value for key, value in kwargs.items() if key != "group"} | {"hyper": groups[kwargs["group"]]}
+    RECIPES[node.op]([], scratch, *copies, **kwargs)
+    return [copies[position] for _, position in operator(node.op).updates]
+
+
+def first_nonfinite(graph: Graph, inputs: dict[str, Tensor]) -> str:
+    """A sentence naming the first value with a NaN or an infinity, its module and line; "" if there is none.
+
+    Masks filled with -inf are ordinary: an infinity counts only where the operator's inputs had none.
+    """
+    found: list[str] = []
+
+    def watch(node: Node, name: str, tensor: Tensor) -> None:
+        if not found and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()) and name not in masked:
+            kind = "NaN" if bool(torch.isnan(tensor).any()) else "infinity"
+            found.append(
+                f"{kind} first appears in the {node.phase} pass, in module {node.module or '(outermost)'!r} at {node.source or 'an unknown line'}: "
+                f"%{name} = {node.op}"
+            )
+
+    masked = {v.name for node in graph.nodes if node.op.split(".")[1] in ("full", "scalar_tensor", "masked_fill", "where") for v in node.outputs if v}
+    bad_inputs = [n for n, t in inputs.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    run_graph(graph, inputs, watch=watch)
+    if bad_inputs:
+        return f"the step's own inputs are not finite already: {', '.join('%' + n for n in bad_inputs[:5])}"
+    return found[0] if found else ""
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype for a short name."""
+    return LONG[name]

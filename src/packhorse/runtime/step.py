@@ -1,0 +1,296 @@
+"""The compiled step: one optimizer step of a model, run by its programs. What `packhorse.compile` returns."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.batch import Signature, check_like, micro_batches, signature, tensors_of
+from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.trace import device_of, distinct
+from packhorse.errors import BudgetError, CaptureError, NonFiniteError
+from packhorse.graph.ir import Graph
+from packhorse.planning.job import Job
+from packhorse.planning.ledger import Ledger, ledger_of
+from packhorse.planning.persistent import Persistent, make_run
+from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
+from packhorse.program.lower import lower
+from packhorse.runtime.arena import Arena
+from packhorse.runtime.executor import BoundProgram, Measured
+from packhorse.runtime.reference import first_nonfinite
+from packhorse.runtime.storage import allocate, check_model, move_model, views
+from packhorse.units import format_bytes
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the last step did. Norms are None where the plan has no clip_norm: the 2-norm of all gradients before and after clipping."""
+
+    loss: float
+    grad_norm: float | None
+    clipped_norm: float | None
+
+
+class Step:
+    """One optimizer step, planned. Call it with a batch (a list is micro-batches); it returns the mean loss as a 0-dim tensor.
+
+    The model's own parameters and buffers are the live ones and may be read at any time; values are changed in place only.
+    Batches of other sizes than the planned one get programs of their own, made when first seen and kept.
+    """
+
+    def __init__(self, model: torch.nn.Module, plan: Plan, scheduler: Any = None):
+        job: Job = plan.job
+        self.model, self.plan, self.job, self.scheduler = model, plan, job, scheduler
+        self.device = device_of(model)
+        self.persistent: Persistent = plan.persistent
+        self.runs = allocate(plan.persistent, self.device)
+        move_model(model, plan.persistent, self.runs)
+        self._load_constants(plan.persistent, job.constants)
+        views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
+        job.import_optimizer_state(self.persistent, self.runs)
+        self.homes = {n: t.data_ptr() for n, t in [*views(plan.persistent, self.runs, "param").items(), *views(plan.persistent, self.runs, "buffer").items()]}
+        self.metrics = views(plan.persistent, self.runs, "metric")
+        self.arena = Arena(plan.arena_bytes, self.device)
+        self.planned: dict[tuple, GraphPlan] = {}
+        self.bound: dict[tuple, BoundProgram] = {}
+        key = (job.signature, self._modes())
+        for name, planned in plan.programs.items():
+            self._add((name,) if name == "update" else (name, *key), planned)
+        self.measured: dict[str, Measured] = {}
+        self.last: StepResult | None = None
+        self.num_steps = 0
+        self.outside_bytes: int | None = None
+
+    # -- one step -------------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One optimizer step. Returns the mean loss over micro-batches.
+
+        Raises BatchError for a batch of another kind than the plan's, BudgetError if its size needs more than the budget, and NonFiniteError, before
+        any parameter is changed, if the loss is NaN or infinite.
+        """
+        check_model(self.model, self.persistent, self.homes)
+        micros = micro_batches(batch, self.plan.options.num_micro_batches)
+        measured: dict[str, Measured] = {}
+        for index, micro in enumerate(micros):
+            name = "first" if index == 0 else "next"
+            measured[f"{name} {index}"] = self._program(name, micro).run(self._leaves(micro))
+        loss = self.metrics["loss"].clone()
+        if not math.isfinite(loss.item()):
+            raise NonFiniteError(
+                f"step {self.num_steps + 1}: the loss is {loss.item()}; parameters and optimizer states are those of before this step; lower the "
+                "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) names the module where it first appears"
+            )
+        measured["update"] = self.bound[("update",)].run({})
+        self.measured = measured
+        self.num_steps += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.last = StepResult(loss.item(), *self._norms())
+        return loss
+
+    def _norms(self) -> tuple[float | None, float | None]:
+        if "grad_norm" not in self.metrics:
+            return None, None
+        norm = self.metrics["grad_norm"].item()
+        return norm, norm * self.metrics["clip_coefficient"].item()
+
+    def evaluate(self, batch: Any) -> float:
+        """The loss of one batch in eval mode, without gradients, planned in the same arena. Draws nothing, changes nothing."""
+        check_model(self.model, self.persistent, self.homes)
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            bound = self._program("evaluate", batch)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        bound.run(self._leaves(batch))
+        return self.metrics["loss"].item()
+
+    def trace_nonfinite(self, batch: Any) -> str:
+        """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
+        state = torch.get_rng_state()
+        try:
+            for micro in micro_batches(batch, self.plan.options.num_micro_batches):
+                graph = self.planned[self._program_key("first", micro)].graph
+                found = first_nonfinite(graph, self._inputs(graph, micro))
+                if found:
+                    return found
+        finally:
+            torch.set_rng_state(state)
+        return "every tensor of the forward and backward pass is finite"
+
+    # -- programs -------------------------------------------------------------------------------------------------------------------
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self.model.modules())
+
+    def _program_key(self, name: str, micro: Any) -> tuple:
+        given: Signature = signature(micro)
+        key = (name, given, self._modes())
+        if key not in self.bound:
+            check_like(self.job.signature, given)
+            self._make(name, micro, key)
+        return key
+
+    def _program(self, name: str, micro: Any) -> BoundProgram:
+        return self.bound[self._program_key(name, micro)]
+
+    def _make(self, name: str, micro: Any, key: tuple) -> None:
+        """Captures and plans a program for a batch of other sizes, for another mode of the model, or for evaluation."""
+        if name == "evaluate":
+            graph, constants = capture_evaluation(self.model, micro, self.job.loss)
+        else:
+            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches)
+            found = captured.next if name == "next" else captured.first
+            assert found is not None
+            graph, constants = found, captured.constants
+            missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
+            if missing:
+                raise CaptureError(
+                    f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
+                    "a plan holds for one set of trained parameters: plan again with this batch"
+                )
+        graph, runs = _own_constants(graph, len(self.bound))
+        persistent = Persistent((*self.persistent.runs, *runs))
+        planned = plan_graph(graph, persistent, self.plan.options)
+        peak = self.predicted_peak_bytes(persistent, planned)
+        limit = budget_bytes(self.plan.options.budget, self.plan.peak_bytes)
+        if limit is not None and peak > limit:
+            raise BudgetError(
+                f"a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
+                "pass smaller batches, or plan with this one and a larger budget"
+            )
+        self.runs.update(allocate(Persistent(tuple(runs)), self.device))
+        self.persistent = persistent
+        self._load_constants(Persistent(tuple(runs)), {f"{len(self.bound)}/{n}": t for n, t in constants.items()})
+        for slot_name, tensor in views(Persistent(tuple(runs)), self.runs, "constant").items():
+            if slot_name.endswith("/seed"):
+                tensor.fill_(1 / self.plan.options.num_micro_batches)
+        self._add(key, planned)
+
+    def _add(self, key: tuple, planned: GraphPlan) -> None:
+        self.planned[key] = planned
+        if planned.arena_bytes > self.arena.capacity:
+            self.arena = Arena(planned.arena_bytes, self.device)
+            for other, kept in self.planned.items():
+                self.bound[other] = self._bind(kept)
+        else:
+            self.bound[key] = self._bind(planned)
+
+    def _bind(self, planned: GraphPlan) -> BoundProgram:
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.optimizer.param_groups)
+
+    def _leaves(self, micro: Any) -> dict[str, Tensor]:
+        return {leaf.path: tensor for leaf, tensor in zip(signature(micro).leaves, tensors_of(micro))}
+
+    def _load_constants(self, persistent: Persistent, constants: dict[str, Tensor]) -> None:
+        for name, home in views(persistent, self.runs, "constant").items():
+            if name in constants:
+                home.copy_(constants[name])
+
+    def _inputs(self, graph: Graph, micro: Any) -> dict[str, Tensor]:
+        """Copies of everything that a graph reads, by value name."""
+        tables = {role: views(self.persistent, self.runs, role) for role in ("param", "buffer", "constant", "grad", "metric")}
+        tables["batch"] = self._leaves(micro)
+        return {i.value.name: tables[i.role][i.target].clone() for i in graph.inputs if i.role != "random"}
+
+    # -- what is known --------------------------------------------------------------------------------------------------------------
+
+    def predicted_peak_bytes(self, persistent: Persistent | None = None, extra: GraphPlan | None = None) -> int:
+        """Bytes that the programs made so far (and `extra`) need together."""
+        plans = [*self.planned.values(), *([extra] if extra else [])]
+        return (persistent or self.persistent).num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
+
+    def ledger(self) -> Ledger:
+        """Predicted and measured bytes of this rank; measured ones are those of the last step (None before the first).
+
+        measured_peak_bytes = bytes of persistent storage + arena up to the highest byte written + adopted tensors at their peak.
+        """
+        ledger = replace(ledger_of(self.plan), predicted_peak_bytes=self.predicted_peak_bytes(), outside_bytes=self.outside_bytes)
+        if not self.measured:
+            return ledger
+        persistent = sum(run.numel() for run in self.runs.values())
+        arena = max(m.arena_bytes for m in self.measured.values())
+        external = max(m.external_bytes for m in self.measured.values())
+        return replace(
+            ledger,
+            measured_peak_bytes=persistent + arena + external,
+            measured_comm_bytes=0,
+            measured=(("persistent", persistent), ("arena", arena), ("external", external)),
+        )
+
+    def grads(self) -> dict[str, Tensor]:
+        """name -> full unclipped gradient of the last step (copies)."""
+        return {name: tensor.clone() for name, tensor in views(self.persistent, self.runs, "grad").items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """name -> full parameter or buffer on the host (copies), with the model's own names."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+
+    # -- save and resume ------------------------------------------------------------------------------------------------------------
+
+    def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies."""
+        tensors = {f"param/{n}": t for n, t in views(self.persistent, self.runs, "param").items()}
+        tensors |= {f"buffer/{n}": t for n, t in views(self.persistent, self.runs, "buffer").items()}
+        tensors |= {f"state/{n}": t for n, t in views(self.persistent, self.runs, "state").items()}
+        tensors["random/cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        meta: dict[str, Any] = {"num_steps": self.num_steps, "groups": [_numbers(group) for group in self.job.optimizer.param_groups]}
+        if self.scheduler is not None:
+            meta["scheduler"] = _numbers(self.scheduler.state_dict())
+        return tensors, meta
+
+    def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave. The names and shapes must be this step's (packhorse.load checks and explains)."""
+        own, _ = self.training_state()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                if not name.startswith("random/"):
+                    tensor.copy_(tensors[name])
+        torch.set_rng_state(tensors["random/cpu"])
+        if "random/cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random/cuda"], self.device)
+        self.num_steps = meta["num_steps"]
+        for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
+            group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()})
+        if self.scheduler is not None and "scheduler" in meta:
+            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **meta["scheduler"]})
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """The entries that are numbers, strings, flags, or lists of them."""
+
+    def plain(value: Any) -> bool:
+        return value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, (list, tuple)) and all(map(plain, value)))
+
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in table.items() if key != "params" and plain(value)}
+
+
+def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
+    """The graph with its constants under names of its own, and the runs that hold them."""
+    inputs, tensors = [], []
+    for given in graph.inputs:
+        if given.role == "constant":
+            given = replace(given, target=f"{number}/{given.target}")
+            tensors.append((given.target, given.value))
+        inputs.append(given)
+    by_dtype: dict[str, list] = {}
+    for target, value in tensors:
+        by_dtype.setdefault(value.dtype, []).append((target, value))
+    runs = [make_run(f"constant.{dtype}.{number}", "constants", "constant", group) for dtype, group in by_dtype.items()]
+    return replace(graph, inputs=tuple(inputs)), runs
+
+
+def _sizes(given: Signature) -> str:
+    return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in given.leaves)
+
+
+def names_of_parameters(model: torch.nn.Module) -> list[str]:
+    """First name of each distinct parameter, in the model's order."""
+    return list(distinct(model.named_parameters(remove_duplicate=False)))

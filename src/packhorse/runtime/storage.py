@@ -1,0 +1,54 @@
+"""Persistent storage in real memory: the runs of a plan allocated, filled from the model, and the model's tensors made views of them."""
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.dtypes import LONG
+from packhorse.capture.trace import distinct
+from packhorse.errors import UserError
+from packhorse.planning.persistent import Persistent, Slot
+
+
+def allocate(persistent: Persistent, device: torch.device) -> dict[str, Tensor]:
+    """Run name -> zeroed byte tensor of the run's size, 64-byte aligned."""
+    return {run.name: torch.zeros(run.num_bytes, dtype=torch.uint8, device=device) for run in persistent.runs}
+
+
+def view(run: Tensor, slot: Slot) -> Tensor:
+    """One tensor of a run."""
+    dtype = LONG[slot.value.dtype]
+    typed = torch.empty(0, dtype=dtype, device=run.device)
+    return typed.set_(run.untyped_storage(), slot.offset // dtype.itemsize, slot.value.shape, slot.value.strides)
+
+
+def views(persistent: Persistent, runs: dict[str, Tensor], role: str) -> dict[str, Tensor]:
+    """target -> tensor, for every slot of a role."""
+    return {slot.target: view(runs[run.name], slot) for run in persistent.runs for slot in run.slots if slot.role == role}
+
+
+def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, Tensor]) -> None:
+    """Copies parameters and buffers into their runs and makes the model's own tensors views of them: they stay the live ones."""
+    on_meta = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.device.type == "meta"]
+    if on_meta:
+        raise UserError(
+            f"the model has {len(on_meta)} tensors on the meta device (the first is {on_meta[0]!r}), which have no values to train; "
+            "planning works so, but before packhorse.compile give them memory and values: model.to_empty(device='cpu'), then initialise or load weights"
+        )
+    for role, named in (("param", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers(remove_duplicate=False))):
+        homes = views(persistent, runs, role)
+        for name, tensor in distinct(named).items():
+            home = homes[name]
+            with torch.no_grad():
+                home.copy_(tensor)
+                tensor.data = home
+
+
+def check_model(model: torch.nn.Module, persistent: Persistent, homes: dict[str, int]) -> None:
+    """Raises UserError if a parameter or buffer of the model no longer lies where the plan put it. homes: name -> data pointer."""
+    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in distinct(named).items():
+            if tensor.data_ptr() != homes.get(name) and tensor.numel():
+                raise UserError(
+                    f"{name!r} of the model has been moved or replaced since packhorse.compile (by .to(), .half(), a new Parameter or .data = ...); "
+                    "change values in place (load_state_dict, copy_), or plan and compile again"
+                )

@@ -1,0 +1,68 @@
+"""What the trainer needs of packhorse itself: `plan` and `compile`, and what they return. The package `packhorse` is an Engine."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Batch = dict[str, Tensor] | list[dict[str, Tensor]]
+
+
+class Plan(Protocol):
+    """A planned step. str() is its ledger; `flops` of one optimizer step, forward and backward."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    @property
+    def flops(self) -> int: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def explain(self, stage: str) -> str: ...
+
+
+class Ledger(Protocol):
+    """Predicted and measured memory of the last step. str() shows the lines."""
+
+    @property
+    def predicted_peak_bytes(self) -> int: ...
+
+    @property
+    def measured_peak_bytes(self) -> int: ...
+
+
+class LastStep(Protocol):
+    """Global norm of the gradient of the last step, before and after clipping."""
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def clipped_norm(self) -> float: ...
+
+
+class Step(Protocol):
+    """A compiled step: call it with a batch for one optimizer step and its loss."""
+
+    @property
+    def last(self) -> LastStep: ...
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+    def evaluate(self, batch: dict[str, Tensor]) -> float: ...
+
+    def ledger(self) -> Ledger: ...
+
+    def trace_nonfinite(self, batch: Batch) -> str: ...
+
+    def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None: ...
+
+
+class Engine(Protocol):
+    """Model, batch and optimizer -> Plan -> Step."""
+
+    def plan(self, model: Any, batch: Any, **options: Any) -> Plan: ...
+
+    def compile(self, model: Any, plan: Any) -> Step: ...

@@ -1,0 +1,83 @@
+"""RUN/config.toml, RUN/metrics.jsonl, RUN/checkpoints/step-N: where a run lives, and where it starts from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packhorse.checkpoint import newest_checkpoint
+from packhorse.checkpoint.layout import step_of
+from packhorse.errors import CheckpointError, ConfigError
+from packhorse.train.config import Config
+from packhorse.train.config_file import differing_keys, format_config, load_config
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run. Nothing is created before `write_config`."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, steps_done: int) -> Path:
+        """Where the state after `steps_done` steps is saved."""
+        return self.checkpoints / f"step-{steps_done}"
+
+    def start(self, resume: str, report: Callable[[str], None]) -> Path | None:
+        """The checkpoint that a run with run.resume = `resume` starts from, or None for a fresh start.
+
+        "auto": the newest whole checkpoint of this folder; "none": a fresh start; else the path of a checkpoint.
+        Raises ConfigError for "none" if a run is here already, CheckpointError if checkpoints are here and none is whole.
+        """
+        if resume == "auto":
+            newest = newest_checkpoint(self.checkpoints, report)
+            if newest is None and self._steps():
+                raise CheckpointError(
+                    f"none of the {len(self._steps())} checkpoints in {self.checkpoints} is whole; "
+                    "start a new run in another folder with --set run.dir=..., or put a good copy of one there"
+                )
+            return newest
+        if resume != "none":
+            return Path(resume)
+        if self.config.exists() or self.metrics.exists() or self._steps():
+            raise ConfigError(
+                f"run.dir = {str(self.root)!r} holds a run already, and it is not overwritten; "
+                "go on with it by --resume auto, or choose another folder with --set run.dir=..."
+            )
+        return None
+
+    def write_config(self, config: Config, report: Callable[[str], None]) -> None:
+        """Saves the resolved configuration, and reports in which keys it differs from an earlier one of this folder."""
+        if self.config.exists():
+            changed = differing_keys(load_config(self.config), config)
+            if changed := [key for key in changed if key not in ("run.dir", "run.resume")]:
+                report(f"settings changed since this run began: {', '.join(changed)}")
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.config.write_text(format_config(config), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to run.dir = {str(self.root)!r}: {error.strerror} ({error.filename}); choose another folder"
+            ) from error
+
+    def set_aside_beyond(self, steps_done: int, report: Callable[[str], None]) -> None:
+        """Renames checkpoints after `steps_done`: going back to an earlier one starts a new branch, and the old must not win later."""
+        for path in self._steps():
+            step = step_of(path)
+            if step is not None and step > steps_done:
+                aside = next(name for n in range(10**6) if not (name := path.with_name(f"aside-{n}-{path.name}")).exists())
+                path.rename(aside)
+                report(f"{path.name} lies beyond the resumed step; kept as {aside.name}")
+
+    def _steps(self) -> list[Path]:
+        return [path for path in self.checkpoints.iterdir() if step_of(path) is not None] if self.checkpoints.is_dir() else []

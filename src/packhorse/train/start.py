@@ -1,0 +1,63 @@
+"""Config -> a planned, compiled and, where asked, resumed run; trains it and reports."""
+
+from pathlib import Path
+
+from packhorse.data import load_corpus
+from packhorse.train.build import build_model, build_optimizer, build_plan, training_batch, validation_batches
+from packhorse.train.config import Config
+from packhorse.train.config_file import format_config
+from packhorse.train.console import Console
+from packhorse.train.engine import Engine
+from packhorse.train.meter import Meter
+from packhorse.train.metrics import MetricsFile
+from packhorse.train.report import print_report
+from packhorse.train.run_folder import RunFolder
+from packhorse.train.stop import StopSignal
+from packhorse.train.trainer import Trainer
+
+
+def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = False, trace_nan: bool = False) -> int:
+    """Runs `config` to its end and returns the exit code: 0, or 128 + the signal that stopped it at a step boundary.
+
+    `engine` is the package packhorse. With `dry_run` everything is planned and printed, and nothing is trained or written.
+    With `trace_nan` a loss that is not finite is traced to the module where it begins.
+    Raises UserError as data, planning, steps and checkpoints do; what was saved stays.
+    """
+    folder = RunFolder(Path(config.run.dir))
+    checkpoint = folder.start(config.run.resume, console.say)
+    console.say(format_config(config))
+    corpus = load_corpus(config.data.corpus)
+    console.say(
+        f"data: {corpus.num_files} files, {len(corpus.train):,} bytes to train on, "
+        f"{len(corpus.validation):,} to validate ({corpus.split})\n"
+    )
+    # Too little text is said here, before the time that planning takes.
+    training_batch(config, corpus, 0)
+    validation_batches(config, corpus)
+    model = build_model(config)
+    optimizer = build_optimizer(config, model)
+    plan = build_plan(config, engine, model, optimizer)
+    console.say(str(plan))
+    if dry_run:
+        console.record({"kind": "plan", "step": 0, "plan": plan.to_dict()})
+        console.say(f"dry run: nothing was trained or written; the run would start {f'from {checkpoint}' if checkpoint else 'at step 1'}")
+        return 0
+    step = engine.compile(model, plan)
+    step_tokens = config.data.global_batch_size * config.data.seq_len
+    meter = Meter(step_tokens=step_tokens, step_flops=plan.flops, peak_flops=config.run.peak_flops)
+    trainer = Trainer(
+        config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan
+    )
+    if checkpoint is not None:
+        trainer.resume(str(checkpoint))
+    folder.write_config(config, console.say)
+    folder.set_aside_beyond(trainer.steps_done, console.say)
+    with MetricsFile(folder.metrics, trainer.steps_done) as metrics, StopSignal() as stop:
+        trainer.run(metrics, stop)
+        loss = None if stop.received else trainer.evaluate(metrics, stop)
+        if loss is None:
+            name = stop.received.name if stop.received else "stopped"
+            console.say(f"{name}: step {trainer.steps_done} is saved; the same command with --resume auto continues from there")
+        else:
+            print_report(config, corpus, loss, step.ledger() if trainer.steps_here else None, metrics, console)
+        return stop.exit_code

@@ -1,0 +1,133 @@
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhorse.errors import ConfigError
+from packhorse.train.config import Config, DataConfig, MemoryConfig, OptimizerConfig, RunConfig
+from packhorse.train.config_file import config_from_dict, differing_keys, format_config, load_config
+
+pytestmark = pytest.mark.pure
+
+
+def write(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_file_and_overrides_in_order(tmp_path):
+    path = write(tmp_path, '[run]\nsteps = 7\n[optimizer]\nlr = 1\nbetas = [0, 0.5]\n[data]\ncorpus = "texts"\n')
+    config = load_config(path, ["run.steps=8", "run.steps=9", "run.dir=out/a b", "memory.budget=2GiB", "optimizer.fused=false"])
+    assert config.run == RunConfig(steps=9, dir="out/a b")
+    assert config.optimizer == OptimizerConfig(lr=1.0, betas=(0.0, 0.5), fused=False)
+    assert type(config.optimizer.lr) is float
+    assert config.memory == MemoryConfig(budget="2GiB") and config.data == DataConfig(corpus="texts")
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("memory.budget=1048576", 1048576),
+        ("memory.budget=40%", "40%"),
+        ('memory.budget="12"', "12"),
+        ("memory.budget=minimum", "minimum"),
+        ("memory.budget = 5", 5),
+        ("memory.budget=a=b", "a=b"),
+        ("memory.budget=5\nrun = 1", "5\nrun = 1"),
+        ("memory.budget=", ""),
+    ],
+)
+def test_values_of_overrides(tmp_path, override, value):
+    assert load_config(write(tmp_path, ""), [override]).memory.budget == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[run]\nstep = 3", "unknown key run.step; did you mean steps?"),
+        ("[optimiser]\nlr = 1", "unknown section [optimiser]; did you mean optimizer?"),
+        ("steps = 3", "unknown section [steps]; the sections are run, model, data, optimizer, schedule, memory"),
+        ("run = 3", "run is 3, expected a section"),
+        ('[run]\nsteps = "3"', "run.steps is '3' (a string), expected a whole number"),
+        ("[run]\nsteps = 3.0", "run.steps is 3.0 (a number), expected a whole number"),
+        ("[run]\nsteps = true", "run.steps is True (true or false), expected a whole number"),
+        ("[run]\nsteps = 0", "run.steps is 0, expected a number that is finite and at least 1"),
+        ("[run]\ndir = 3", 'run.dir is 3 (a whole number), expected a string; write "3" in quotes'),
+        ("[optimizer]\nlr = nan", "optimizer.lr is nan, expected a number that is finite and at least 0"),
+        ("[optimizer]\nfused = 1", "optimizer.fused is 1 (a whole number), expected true or false"),
+        ("[optimizer]\nbetas = [0.9]", "optimizer.betas is [0.9] (a list), expected a list of 2 numbers"),
+        ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is 1.0, expected a number that is finite and at least 0 and below 1"),
+        ('[optimizer]\nkind = "adam"', "optimizer.kind is 'adam' (a string), expected one of \"adamw\", \"sgd\"; did you mean adamw?"),
+        ("[memory]\nbudget = [1]", "memory.budget is [1] (a list), expected a whole number or a string"),
+        ("[memory]\nbudget = 2026-01-01", "memory.budget is datetime.date(2026, 1, 1) (date), expected a whole number or a string"),
+        ("[model]\nheads = 3", "model.width = 128 is not a multiple of model.heads = 3"),
+        ("[data]\nglobal_batch_size = 20", "data.global_batch_size = 20 is not a multiple of data.micro_batch_size = 16"),
+        ("[optimizer]\nlr = 1e-5", "schedule.min_lr = 0.0001 is above optimizer.lr = 1e-05"),
+        ("[run\n", "is not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, text))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["steps=3", "run.steps", "=", ".a=1", "run.=1"])
+def test_overrides_that_cannot_be_read(tmp_path, override):
+    with pytest.raises(ConfigError, match=r"expected SECTION\.KEY=VALUE"):
+        load_config(write(tmp_path, ""), [override])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path)
+    (tmp_path / "raw.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(tmp_path / "raw.toml")
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.floats(0, 1e300),
+    st.integers(0, 2**63 - 1),
+    st.none() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+)
+def test_a_printed_configuration_reads_back_equal(corpus, lr, seed, budget):
+    config = Config(
+        run=RunConfig(seed=seed),
+        data=DataConfig(corpus=corpus),
+        optimizer=OptimizerConfig(lr=1 + lr, weight_decay=lr),
+        memory=MemoryConfig(budget=budget),
+    )
+    assert config_from_dict(tomllib.loads(format_config(config))) == config
+
+
+def test_the_printed_configuration_shows_every_key_with_its_default():
+    printed = format_config(Config())
+    for section, values in Config().to_dict().items():
+        assert f"[{section}]" in printed
+        for key, value in values.items():
+            assert (f"# {key} is not set" if value is None else f"\n{key} = ") in printed
+
+
+def test_number_of_micro_batches_is_derived():
+    assert DataConfig(micro_batch_size=4, global_batch_size=12).num_micro_batches == 3
+
+
+def test_differences_are_named():
+    config = Config()
+    assert differing_keys(config, config) == []
+    other = replace(config, run=replace(config.run, steps=5), model=replace(config.model, width=64))
+    assert differing_keys(config, other) == ["run.steps", "model.width"]
+
+
+def test_configuration_data_and_schedule_need_no_torch():
+    code = "import sys, packhorse.train.config_file, packhorse.train.schedule, packhorse.data; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,222 @@
+import json
+import signal
+
+import pytest
+import torch
+from fake_engine import FakeEngine, terminate_at
+
+from packhorse.checkpoint import read_checkpoint
+from packhorse.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from packhorse.train.config_file import config_from_dict, load_config
+from packhorse.train.console import Console
+from packhorse.train.metrics import read_metrics
+from packhorse.train.start import train
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def run(texts, tmp_path, out):
+    """run(engine, "section.key"=value, ...) trains a tiny model in tmp_path/run and returns the exit code."""
+
+    def go(engine=None, *, as_json=False, dry_run=False, trace_nan=False, **changes):
+        given = {
+            "run": {"dir": str(tmp_path / "run"), "steps": 6, "log_every": 1, "eval_every": 2, "eval_batches": 2, "save_every": 2},
+            "model": {"layers": 2, "width": 16, "heads": 2, "dropout": 0.1},
+            "data": {"corpus": str(texts), "seq_len": 16, "micro_batch_size": 4, "global_batch_size": 8},
+            "schedule": {"warmup_steps": 2},
+        }
+        for name, value in changes.items():
+            section, _, key = name.partition("__")
+            given.setdefault(section, {})[key] = value
+        config = config_from_dict(given)
+        return train(
+            config, engine=engine or FakeEngine(), console=Console(out, as_json=as_json), dry_run=dry_run, trace_nan=trace_nan
+        )
+
+    return go
+
+
+def of_kind(path, kind):
+    return [record for record in read_metrics(path) if record["kind"] == kind]
+
+
+def state(folder):
+    return read_checkpoint(folder)[0]
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_from_start_to_end(run, tmp_path, out):
+    engine = FakeEngine()
+    assert run(engine) == 0
+    folder, said = tmp_path / "run", out.getvalue()
+    assert load_config(folder / "config.toml").run.steps == 6
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-4", "step-6"]  # keep_last = 2
+    assert [record["step"] for record in of_kind(folder / "metrics.jsonl", "step")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in of_kind(folder / "metrics.jsonl", "eval")] == [2, 4, 6]
+    assert engine.options["num_micro_batches"] == 2 and len(engine.options["batch"]) == 2 and engine.options["clip_norm"] == 1.0
+    assert engine.options["recompute"] == "auto" and engine.options["budget"] is None
+    # Warm-up over two steps to 1e-3, then half a cosine over four steps to 1e-4.
+    assert engine.lrs[:3] == [0.0005, 0.001, 0.001] and engine.lrs[-1] == pytest.approx(1e-4)
+    assert said.index("[optimizer]") < said.index("the plan's ledger") < said.index("step 1/6") < said.index("memory: predicted")
+    assert said.count("memory: predicted 1000 B, measured 1000 B") == 1
+    assert said.index("step 2/6") < said.index("memory: predicted") < said.index("step 3/6")
+    assert said.index("● validation") < said.index("the measured ledger") < said.index("counting models on the same bytes: order 1:")
+
+
+def test_a_log_line_has_every_field(run, out):
+    run(run__peak_flops=1e9)
+    line = next(line for line in out.getvalue().splitlines() if line.startswith("step 5/6"))
+    for name in ("loss ", "grad ", "lr ", "tokens/s ", "MFU ", "memory 0.000 GiB", "ETA 0:0"):
+        assert name in line
+    assert "MFU N/A" not in line
+    assert "tokens/s       -" in next(line for line in out.getvalue().splitlines() if line.startswith("step 1/6"))
+
+
+def test_mfu_is_not_guessed(run, out):
+    run()
+    assert "MFU N/A" in out.getvalue()
+
+
+def test_a_difference_between_predicted_and_measured_is_said(run, out):
+    run(FakeEngine(measured=1064))
+    assert "memory: predicted 1000 B, measured 1.039 KiB\nthey differ by +64 bytes:\nthe measured ledger" in out.getvalue()
+
+
+def test_stopping_anywhere_and_resuming_is_the_same_run(run, tmp_path):
+    run(run__dir=str(tmp_path / "whole"))
+    for stop_at in (1, 3, 6):
+        folder = tmp_path / f"stopped-{stop_at}"
+        assert run(FakeEngine(on_step=terminate_at(stop_at)), run__dir=str(folder)) == 128 + signal.SIGTERM
+        assert (folder / "checkpoints" / f"step-{stop_at}").is_dir()
+        assert run(run__dir=str(folder), run__resume="auto") == 0
+        assert equal(state(folder / "checkpoints" / "step-6"), state(tmp_path / "whole" / "checkpoints" / "step-6"))
+        for kind in ("step", "eval", "end"):
+            one, other = (of_kind(tmp_path / name / "metrics.jsonl", kind) for name in ("whole", folder.name))
+            assert [(r["step"], r["loss"]) for r in one] == [(r["step"], r["loss"]) for r in other], kind
+
+
+def test_steps_beyond_the_checkpoint_are_done_again_once(run, tmp_path):
+    def crash(number):
+        if number == 4:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        run(FakeEngine(on_step=crash))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "step", "ste')  # cut short
+    assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3]
+    run(run__resume="auto")
+    assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3, 4, 5, 6]
+    run(run__dir=str(tmp_path / "whole"))
+    assert equal(*(state(tmp_path / name / "checkpoints" / "step-6") for name in ("run", "whole")))
+
+
+def test_resuming_skips_a_damaged_checkpoint_and_refuses_to_start_afresh_over_damage_alone(run, tmp_path, out):
+    run()
+    whole = state(tmp_path / "run" / "checkpoints" / "step-6")
+    (tmp_path / "run" / "checkpoints" / "step-6" / "manifest.json").write_text("{}")
+    run(run__resume="auto")
+    assert "skipped step-6" in out.getvalue() and "step 4 of 6" in out.getvalue()
+    assert equal(state(tmp_path / "run" / "checkpoints" / "step-6"), whole)
+    for step in (4, 6):
+        (tmp_path / "run" / "checkpoints" / f"step-{step}" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        run(run__resume="auto")
+
+
+def test_a_finished_run_reports_again_and_changes_nothing(run, tmp_path, out):
+    run()
+    before = (tmp_path / "run" / "checkpoints" / "step-6").stat().st_ino, of_kind(tmp_path / "run" / "metrics.jsonl", "end")
+    assert run(run__resume="auto") == 0
+    assert "all steps are done already" in out.getvalue()
+    assert ((tmp_path / "run" / "checkpoints" / "step-6").stat().st_ino, of_kind(tmp_path / "run" / "metrics.jsonl", "end")) == before
+
+
+def test_going_back_to_an_earlier_checkpoint_keeps_the_later_one_aside(run, tmp_path):
+    run()
+    checkpoints = tmp_path / "run" / "checkpoints"
+    run(run__resume=str(checkpoints / "step-4"), run__steps=5)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["aside-0-step-6", "step-4", "step-5"]
+    assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_is_never_overwritten(run, tmp_path):
+    run()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="--resume auto"):
+        run()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_dry_run_writes_nothing(run, tmp_path, out):
+    engine = FakeEngine()
+    assert run(engine, dry_run=True) == 0
+    assert not engine.batches and not (tmp_path / "run").exists() and "the plan's ledger" in out.getvalue()
+
+
+def test_changed_settings_and_data_are_said_at_a_resume(run, texts, out):
+    run(run__steps=2)
+    (texts / "more.txt").write_text("another text\n" * 50)
+    run(run__resume="auto", run__steps=3, optimizer__lr=2e-3)
+    assert "settings changed since this run began: run.steps, optimizer.lr" in out.getvalue()
+    assert "not bit for bit: corpus SHA-256 was" in out.getvalue()
+
+
+def test_resuming_another_model_names_the_tensor(run):
+    run(run__steps=2)
+    with pytest.raises(CheckpointError, match=r"'model/blocks\.0\.attention\.out\.bias' is float32 \(16,\) .* float32 \(32,\)"):
+        run(run__resume="auto", model__width=32)
+
+
+@pytest.mark.parametrize("trace_nan", [False, True])
+def test_a_loss_that_is_not_finite_stops_and_saves(run, tmp_path, trace_nan):
+    with pytest.raises(NonFiniteError) as caught:
+        run(FakeEngine(nan_at=4), trace_nan=trace_nan)
+    said = str(caught.value)
+    assert "stopped in step 4 of 6" in said and "step-3" in said and "\n" not in said
+    assert ("blocks.1.attention" in said) == trace_nan and ("--trace-nan" in said) != trace_nan
+    assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
+    assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3]
+
+
+def test_a_signal_in_an_evaluation_stops_there(run, tmp_path, out):
+    evaluated = []
+
+    def on_evaluate():
+        evaluated.append(1)
+        signal.raise_signal(signal.SIGINT)
+
+    assert run(FakeEngine(on_evaluate=on_evaluate)) == 128 + signal.SIGINT
+    assert evaluated == [1] and (tmp_path / "run" / "checkpoints" / "step-2").is_dir()
+    assert "SIGINT: step 2 is saved; the same command with --resume auto continues from there" in out.getvalue()
+    assert of_kind(tmp_path / "run" / "metrics.jsonl", "eval") == []
+
+
+def test_json_output_is_one_record_a_line(run, tmp_path, out):
+    run(as_json=True)
+    records = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert records == read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert records[-1]["kind"] == "end" and set(records[-1]["counting_nats"]) == {"1", "2", "3"}
+
+
+def test_too_little_text_is_said_before_planning(run, tmp_path):
+    engine = FakeEngine()
+    with pytest.raises(DataError, match="validation text"):
+        run(engine, data__seq_len=400)
+    assert not engine.options and not (tmp_path / "run").exists()
+
+
+def test_samples_do_not_depend_on_the_size_of_a_micro_batch(run, tmp_path):
+    engines = [FakeEngine(), FakeEngine()]
+    run(engines[0], run__dir=str(tmp_path / "a"), data__micro_batch_size=8)
+    run(engines[1], run__dir=str(tmp_path / "b"), data__micro_batch_size=2)
+    for whole, parts in zip(engines[0].batches, engines[1].batches, strict=True):
+        assert torch.equal(whole["ids"], torch.cat([part["ids"] for part in parts]))
+
+
+def test_sgd(run):
+    assert run(optimizer__kind="sgd", optimizer__momentum=0.0, run__save_every=0, run__steps=1) == 0
