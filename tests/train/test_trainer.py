@@ -206,7 +206,7 @@ def test_json_output_is_one_record_a_line(run, tmp_path, out):
 def test_too_little_text_is_said_before_planning(run, tmp_path):
     engine = FakeEngine()
     with pytest.raises(DataError, match="validation text"):
-        run(engine, data__seq_len=400)
+        run(engine, data__seq_len=600)
     assert not engine.options and not (tmp_path / "run").exists()
 
 

@@ -162,17 +162,20 @@ def _optimizer_node(optimizer, item: Owned, coefficient: Ref | None, inputs: lis
         inputs.append(Input(value, run.slots[0].role, f"run {run.name}"))
         args[key] = Ref(run.name)
     fused = bool(group.get("fused"))
-    kwargs: tuple = (("group", item.group), ("fused", fused))
+    pieces = tuple((s.offset // ITEMSIZE[item.params.dtype], s.value.num_elements) for s in item.params.slots)
+    kwargs: tuple = (("group", item.group), ("fused", fused), ("pieces", pieces))
+    scaled = coefficient is not None or (group["maximize"] and not fused)
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         names = ["param", "exp_avg", "exp_avg_sq", "step", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
         op = "packhorse.adam_amsgrad.default" if group["amsgrad"] else "packhorse.adam.default"
         decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        kwargs += (("decoupled", decoupled),)
+        scaled = scaled or (not fused and not decoupled and group["weight_decay"] != 0)
+        kwargs += (("decoupled", decoupled), ("temporaries", int(scaled) + int(not fused)))
     else:
         names = ["param", "momentum_buffer", "step"] if item.states else ["param"]
         op = "packhorse.sgd_momentum.default" if item.states else "packhorse.sgd.default"
-        # torch's fused SGD rounds the last elements of a tensor differently from the rest: it must see the same tensors
-        kwargs += (("pieces", tuple((s.offset // ITEMSIZE[item.params.dtype], s.value.num_elements) for s in item.params.slots)),)
+        scaled = scaled or (not fused and (group["weight_decay"] != 0 or group["nesterov"]))
+        kwargs += (("temporaries", int(scaled)),)
     results = tuple(
         Value(f"new.{updated[n].name}", updated[n].dtype, *((), ()) if n == "step" else _flat(updated[n])) for n in names
     )

@@ -47,10 +47,33 @@ def _loss_scratch(node: Node, values: dict) -> int:
     return loss_rows(rows, row_bytes) * row_bytes
 
 
+def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, itemsize: int) -> list[list[tuple[int, int]]]:
+    """The [start, end) element ranges of a run that an optimizer takes at once. pieces: (start, count) of each parameter.
+
+    Fused kernels split their work at cache lines, so a large parameter may be cut into chunks and small neighbours taken together. The
+    unfused formulas round an element by where it stands in its vector loop, so each parameter is taken alone and whole, as torch.optim does.
+    """
+    if not fused:
+        return [[(start, start + count)] for start, count in pieces if count]
+    limit = UPDATE_CHUNK_BYTES // itemsize
+    found: list[list[tuple[int, int]]] = []
+    for first, count in pieces:
+        for start in range(first, first + count, limit):
+            end = min(start + limit, first + count)
+            if found and end - found[-1][0][0] <= limit:
+                found[-1].append((start, end))
+            else:
+                found.append([(start, end)])
+    return found
+
+
 def _update_scratch(node: Node, values: dict) -> int:
-    """One chunk per temporary of the unfused formulas: scaled gradient, denominator."""
+    """`temporaries` times the longest batch."""
+    options = dict(node.kwargs)
     param = values[node.args[0].name]  # type: ignore[union-attr]
-    return 2 * min(UPDATE_CHUNK_BYTES, -(-param.extent_bytes // 64) * 64)
+    itemsize = param.extent_bytes // max(param.num_elements, 1)
+    longest = max((batch[-1][1] - batch[0][0] for batch in update_batches(options["pieces"], options["fused"], itemsize)), default=0)
+    return options["temporaries"] * -(-longest * itemsize // 64) * 64
 
 
 def _norm_scratch(node: Node, values: dict) -> int:
@@ -62,17 +85,15 @@ _UNARY = (
     "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sgn sigmoid "
     "sign sin sinh sqrt tan tanh trunc gelu silu mish hardsigmoid hardswish relu hardtanh leaky_relu elu softplus clamp clamp_min clamp_max"
 ).split()
-_BINARY = "add sub mul div maximum minimum atan2 fmod remainder"
-_COMPARE = "eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan isfinite"
+_BINARY = "add sub mul div fmod remainder"
 
 OPERATORS: dict[str, Operator] = {
-    **{f"aten.{name}.default": Operator("out", in_place=(0,)) for name in _UNARY if name not in ("isfinite",)},
+    **{f"aten.{name}.default": Operator("out", in_place=(0,)) for name in _UNARY},
     **{f"aten.{name}.Tensor": Operator("out", in_place=(0, 1)) for name in _BINARY.split()},
     **{f"aten.{name}.Scalar": Operator("out", in_place=(0,)) for name in "add sub mul div remainder fmod".split()},
     **{f"aten.{name}.{kind}": Operator("out") for name in "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split() for kind in ("Tensor", "Scalar")},
-    **{f"aten.{name}.default": Operator("out") for name in "logical_and logical_or logical_xor logical_not bitwise_not maximum minimum".split()},
-    "aten.maximum.default": Operator("out", in_place=(0, 1)),
-    "aten.minimum.default": Operator("out", in_place=(0, 1)),
+    **{f"aten.{name}.default": Operator("out") for name in "logical_and logical_or logical_xor logical_not bitwise_not".split()},
+    **{f"aten.{name}.default": Operator("out", in_place=(0, 1)) for name in ("maximum", "minimum", "atan2")},
     "aten.pow.Tensor_Scalar": Operator("out", in_place=(0,)),
     "aten.pow.Tensor_Tensor": Operator("out", in_place=(0, 1)),
     "aten.where.self": Operator("out", in_place=(1, 2)),
@@ -81,9 +102,10 @@ OPERATORS: dict[str, Operator] = {
     # gradients of activations: elementwise over the incoming gradient and one saved tensor
     **{
         f"aten.{name}.default": Operator("out", in_place=(0, 1))
-        for name in "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward leaky_relu_backward elu_backward "
+        for name in "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward leaky_relu_backward "
         "hardtanh_backward softplus_backward hardsigmoid_backward".split()
     },
+    "aten.elu_backward.default": Operator("out", in_place=(0,)),
     # matrix products
     "aten.mm.default": Operator("out"),
     "aten.bmm.default": Operator("out"),
@@ -99,7 +121,6 @@ OPERATORS: dict[str, Operator] = {
     "aten.nll_loss2d_forward.default": Operator("out"),
     "aten.nll_loss2d_backward.default": Operator("out", unread=(1,)),
     "packhorse.nll_log_softmax_backward.default": Operator("out", in_place=(1,), scratch=_loss_scratch),
-    "aten.mse_loss.default": Operator("out"),
     "aten.mse_loss_backward.default": Operator("out", in_place=(1, 2)),
     # reductions
     "aten.sum.dim_IntList": Operator("out"),

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.capture.dtypes import LONG, from_const
+from packhorse.capture.dtypes import from_const
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref
+from packhorse.graph.operators import operator
 from packhorse.runtime.kernels import RECIPES, overload
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def run_graph(graph: Graph, inputs: dict[str, Tensor], groups: list[dict] | None
         for node in graph.nodes:
             args = [_get(arg, table) for arg in node.args]
             kwargs = {key: _get(arg, table) for key, arg in node.kwargs}
-            results = _call(node, args, kwargs, groups)
+            results = _call(node, args, kwargs, groups, graph.values)
             for value, result in zip(node.outputs, results):
                 if value is not None:
                     table[value.name] = result
@@ -42,7 +43,7 @@ def _get(arg: Arg, table: dict[str, Any]) -> Any:
     return arg
 
 
-def _call(node: Node, args: list, kwargs: dict, groups: list[dict] | None) -> tuple | list:
+def _call(node: Node, args: list, kwargs: dict, groups: list[dict] | None, values: dict) -> tuple | list:
     if node.op == "packhorse.nll_log_softmax_backward.default":
         grad_output, log_probs, target, weight, reduction, ignore_index, total_weight = args
         grad = aten.nll_loss_backward(grad_output, log_probs, target, weight, reduction, ignore_index, total_weight)
@@ -52,18 +53,16 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[dict] | None) -> tu
     if node.op == "packhorse.clip_coefficient.default":
         return (torch.clamp(args[1] / (args[0] + 1e-6), max=1.0),)
     if node.op.startswith("packhorse."):
-        return _optimize(node, args, kwargs, groups)
+        return _optimize(node, args, kwargs, groups, values)
     results = overload(node.op)(*args, **kwargs)
     return results if isinstance(results, (tuple, list)) else (results,)
 
 
-def _optimize(node: Node, args: list, kwargs: dict, groups: list[dict] | None) -> list:
+def _optimize(node: Node, args: list, kwargs: dict, groups: list[dict] | None, values: dict) -> list:
     """The optimizer's recipe on copies of its arguments (tests hold the recipe itself against torch.optim)."""
-    from packhorse.graph.operators import operator
-
     assert groups is not None
     copies = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-    scratch = torch.empty(2 * copies[0].numel() * copies[0].element_size(), dtype=torch.uint8)
+    scratch = torch.empty(operator(node.op).scratch(node, values), dtype=torch.uint8)  # type: ignore[misc]
     kwargs = {key: value for key, value in kwargs.items() if key != "group"} | {"hyper": groups[kwargs["group"]]}
     RECIPES[node.op]([], scratch, *copies, **kwargs)
     return [copies[position] for _, position in operator(node.op).updates]
@@ -91,7 +90,3 @@ def first_nonfinite(graph: Graph, inputs: dict[str, Tensor]) -> str:
         return f"the step's own inputs are not finite already: {', '.join('%' + n for n in bad_inputs[:5])}"
     return found[0] if found else ""
 
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch's dtype for a short name."""
-    return LONG[name]

@@ -46,18 +46,23 @@ class Console:
 
 def step_fields(record: Record, *, steps: int, eta_s: float | None) -> Fields:
     """The log line of a step: step/total, loss, gradient norm (-> after clipping), lr, tokens/s, MFU, memory, ETA."""
-    norm, clipped = record["grad_norm"], record["clipped_norm"]
     tokens_per_s, mfu, memory = record["tokens_per_s"], record["mfu"], record["memory_bytes"]
     return [
         ("step", f"{record['step']:>{len(str(steps))}}/{steps}"),
         ("loss", f"{record['loss']:.4f}"),
-        ("grad", f"{norm:.3f}->{clipped:.3f}" if clipped < norm else f"{norm:.3f}".ljust(12)),
+        ("grad", _norms(record["grad_norm"], record["clipped_norm"]).ljust(12)),
         ("lr", f"{record['lr']:.2e}"),
         ("tokens/s", "-".rjust(7) if tokens_per_s is None else f"{tokens_per_s:7.0f}"),
         ("MFU", "N/A" if mfu is None else f"{mfu:.1%}"),
         ("memory", "-" if memory is None else f"{memory / 2**30:.3f} GiB"),
         ("ETA", "-" if eta_s is None else format_seconds(eta_s)),
     ]
+
+
+def _norms(norm: float | None, clipped: float | None) -> str:
+    if norm is None or clipped is None:
+        return "-"
+    return f"{norm:.3f}->{clipped:.3f}" if clipped < norm else f"{norm:.3f}"
 
 
 def eval_fields(record: Record, *, steps: int) -> Fields:

@@ -32,13 +32,13 @@ class Ledger(Protocol):
 
 
 class LastStep(Protocol):
-    """Global norm of the gradient of the last step, before and after clipping."""
+    """Global norm of the gradient of the last step, before and after clipping; None where the plan has no clip_norm."""
 
     @property
-    def grad_norm(self) -> float: ...
+    def grad_norm(self) -> float | None: ...
 
     @property
-    def clipped_norm(self) -> float: ...
+    def clipped_norm(self) -> float | None: ...
 
 
 class Step(Protocol):

@@ -1,0 +1,55 @@
+"""The contestants of `packhorse bench step`: the same model, batch, optimizer and starting weights, each as a function that takes one step."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import packhorse
+from packhorse.models.gpt import GPT
+
+
+def starting_point(shape: dict[str, int], dropout: float, seed: int) -> tuple[GPT, dict[str, torch.Tensor]]:
+    """A GPT and a batch. shape: vocab, width, heads, layers, seq_len, batch."""
+    torch.manual_seed(seed)
+    model = GPT(
+        vocab=shape["vocab"], layers=shape["layers"], width=shape["width"], heads=shape["heads"], seq_len=shape["seq_len"], dropout=dropout
+    )
+    size = (shape["batch"], shape["seq_len"])
+    return model.train(), {"ids": torch.randint(0, shape["vocab"], size), "labels": torch.randint(0, shape["vocab"], size)}
+
+
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def eager(model: GPT, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """Plain PyTorch, gradients kept allocated between steps."""
+    return _eager(copy.deepcopy(model), batch, lambda m: m)
+
+
+def compiled(model: GPT, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """The same loop with the model through torch.compile (inductor; needs a C++ compiler)."""
+    return _eager(copy.deepcopy(model), batch, torch.compile)
+
+
+def _eager(model: GPT, batch: dict[str, torch.Tensor], wrap: Callable) -> Callable[[], Any]:
+    optimizer, forward = _optimizer(model), wrap(model)
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=False)
+        loss = forward(**batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def planned(model: GPT, batch: dict[str, torch.Tensor]) -> tuple[Callable[[], Any], Any]:
+    """packhorse, keeping everything; also the compiled step."""
+    mine = copy.deepcopy(model)
+    plan = packhorse.plan(mine, batch, optimizer=_optimizer(mine), recompute="none")
+    step = packhorse.compile(mine, plan)
+    return lambda: step(batch), step

@@ -1,0 +1,54 @@
+"""All tests: one thread (bits depend on how a sum is split), and the checkers run on every plan that any test makes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "runtime"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request):
+    if request.node.get_closest_marker("pure"):
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def checked(request, monkeypatch):
+    """After each pass its checker: verify(graph), check_schedule, check_layout, check_program."""
+    if request.node.get_closest_marker("pure") or request.node.get_closest_marker("unchecked"):
+        return
+    import packhorse.planning.plan as planning
+    import packhorse.runtime.step as stepping
+    from packhorse.graph.liveness import check_schedule, lifespans
+    from packhorse.graph.verify import verify
+    from packhorse.memory.buffers import Buffer
+    from packhorse.memory.check import check_layout
+    from packhorse.program.check import check_program
+    from packhorse.program.lower import lower
+
+    original = planning.plan_graph
+
+    def plan_and_check(graph, persistent, options):
+        verify(graph)
+        if len(graph.nodes) < 2000:
+            check_schedule(graph, lifespans(graph))
+        planned = original(graph, persistent, options)
+        buffers = [Buffer(s.name, s.lower, s.upper, s.size) for s in planned.placement.storages if s.space == "arena"]
+        check_layout(buffers, planned.layout)
+        if options.share:
+            assert planned.layout.fragmentation == 0, f"{graph.name}: fragmentation {planned.layout.fragmentation}"
+        check_program(lower(planned), {run.name: run.num_bytes for run in persistent.runs})
+        return planned
+
+    monkeypatch.setattr(planning, "plan_graph", plan_and_check)
+    monkeypatch.setattr(stepping, "plan_graph", plan_and_check)
