@@ -159,6 +159,26 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
     assert names(tmp_path) == ["step-5"] and same(read_checkpoint(tmp_path / "step-5")[0], state(2.0))
 
 
+def test_a_kill_between_the_two_renames_and_then_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "step-5", state(1.0), {})
+    (tmp_path / "step-5").rename(tmp_path / ".replaced-step-5")
+
+    def write(descriptor, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(CheckpointError, match="No space left"):
+        write_checkpoint(tmp_path / "step-5", state(2.0), {})
+    assert names(tmp_path) == ["step-5"] and same(read_checkpoint(tmp_path / "step-5")[0], state(1.0))
+
+
+def test_every_tensor_starts_at_a_multiple_of_its_element_size(tmp_path):
+    write_checkpoint(tmp_path / "c", {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(2, dtype=torch.float64)}, {})
+    content = (tmp_path / "c" / "tensors.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert (8 + int.from_bytes(content[:8], "little") + header["b"]["data_offsets"][0]) % 8 == 0
+
+
 def test_left_over_staging_folders_go_and_those_of_a_running_writer_stay(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -54,10 +54,13 @@ def test_bytes_that_are_not_utf8_are_tokens_like_any_other(tmp_path):
 
 
 def test_the_digest_sees_where_the_split_lies(tmp_path):
+    # 100 times x both times, split 95 + 5 and (19 + 77) + (0 + 4).
     (tmp_path / "a.txt").write_bytes(b"x" * 100)
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.txt").write_bytes(b"x" * 101)
-    assert load_corpus(str(tmp_path / "a.txt")).digest != load_corpus(str(tmp_path / "deep")).digest
+    (tmp_path / "deep" / "a.txt").write_bytes(b"x" * 19)
+    (tmp_path / "deep" / "b.txt").write_bytes(b"x" * 81)
+    one, other = load_corpus(str(tmp_path / "a.txt")), load_corpus(str(tmp_path / "deep"))
+    assert (len(one.train), len(other.train)) == (95, 96) and one.digest != other.digest
 
 
 def test_other_files_and_hidden_folders_are_left_out(tmp_path):

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -67,7 +68,7 @@ def test_values_of_overrides(tmp_path, override, value):
         ("[memory]\nbudget = 2026-01-01", "memory.budget is datetime.date(2026, 1, 1) (date), expected a whole number or a string"),
         ("[model]\nheads = 3", "model.width = 128 is not a multiple of model.heads = 3"),
         ("[data]\nglobal_batch_size = 20", "data.global_batch_size = 20 is not a multiple of data.micro_batch_size = 16"),
-        ("[optimizer]\nlr = 1e-5", "schedule.min_lr = 0.0001 is above optimizer.lr = 1e-05"),
+        ("[schedule]\nmin_lr = 1", "schedule.min_lr = 1.0 is above optimizer.lr = 0.001"),
         ("[run\n", "is not valid TOML"),
     ],
 )
@@ -131,3 +132,8 @@ def test_differences_are_named():
 def test_configuration_data_and_schedule_need_no_torch():
     code = "import sys, packhorse.train.config_file, packhorse.train.schedule, packhorse.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_demo_is_a_configuration():
+    config = load_config(Path(__file__).parents[2] / "examples" / "demo.toml")
+    assert config.data.corpus == "stdlib" and config.run.resume == "auto" and config.data.num_micro_batches == 1

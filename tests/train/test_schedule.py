@@ -23,6 +23,10 @@ def test_cosine_in_closed_form():
     assert rates(7, warmup_steps=2, min_lr=0.2)[2:] == pytest.approx([0.2 + 0.8 * x for x in expected])
 
 
+def test_without_a_lowest_rate_it_is_a_tenth():
+    assert rates(7, warmup_steps=2, min_lr=None)[2:] == rates(7, warmup_steps=2, min_lr=0.1)[2:]
+
+
 def test_constant_and_edges():
     assert rates(5, kind="constant", warmup_steps=1) == [1.0] * 5
     assert rates(1, warmup_steps=0) == [1.0]

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from packhorse.bench.rivals import compiled, eager, planned, starting_point
 from packhorse.errors import UserError
+from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.units import format_bytes
 
 BEGIN, END = "<!-- bench step: begin -->", "<!-- bench step: end -->"
@@ -44,14 +45,9 @@ def cost(step: Callable[[], Any]) -> Cost:
 
 def allocator_peak(step: Callable[[], Any]) -> int:
     """Highest bytes that the CPU allocator held during one step above what it held before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+    with AllocatorWatch(torch.device("cpu")) as watch:
         step()
-    live = peak = 0
-    for event in run.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
+    return watch.peak_bytes
 
 
 # What a profile's operators are counted as, in the order of the table.

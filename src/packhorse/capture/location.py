@@ -14,8 +14,9 @@ import torch
 from torch.fx.traceback import annotate
 from torch.overrides import TorchFunctionMode
 
-# Frames of these folders are plumbing, never the user's code.
-_PLUMBING = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+# Frames of these folders are plumbing, never the user's code; packhorse.models is a model like any other.
+_OWN = Path(__file__).parent.parent
+_PLUMBING = (str(Path(torch.__file__).parent), *(str(_OWN / part) for part in ("capture", "runtime", "api.py")))
 
 
 def user_line(frame: FrameType | None) -> str:

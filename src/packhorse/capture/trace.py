@@ -67,7 +67,8 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
     location = Location()
     with mode:
         fakes = [_fake(tensor, device, with_gradients and tensor.requires_grad) for tensor in [*params.values(), *buffers.values()]]
-        fakes += [_fake(tensor, device, False) for tensor in tensors_of(batch)]
+        # the batch stays the caller's, with whatever strides it has; parameters and buffers move to storage of ours
+        fakes += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors_of(batch)]
 
     class Call(torch.nn.Module):
         """The step as a module without parameters of its own."""

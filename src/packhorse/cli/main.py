@@ -3,10 +3,11 @@
 No option may be the beginning of one of torchrun's (say `--m`): torchrun takes it as its own, even after the script's name.
 """
 
+import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -50,10 +51,11 @@ def train(
 
     import packhorse
     from packhorse.train.console import Console
+    from packhorse.train.engine import Engine
     from packhorse.train.start import train as train_config
 
     console = Console(sys.stdout, as_json=as_json)
-    raise typer.Exit(train_config(settings, engine=packhorse, console=console, dry_run=dry_run, trace_nan=trace_nan))
+    raise typer.Exit(train_config(settings, engine=cast(Engine, packhorse), console=console, dry_run=dry_run, trace_nan=trace_nan))
 
 
 @app.command()
@@ -95,6 +97,8 @@ def bench(
 
 def main() -> None:
     """Entry point: a user's error is one paragraph on stderr and exit code 2, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a plot must not end a run whose terminal speaks ASCII
     try:
         app()
     except UserError as error:

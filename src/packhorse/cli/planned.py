@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 from packhorse.train.config_file import load_config
-from packhorse.train.engine import Plan
+from packhorse.train.engine import Engine, Plan
 
 STAGES = ("graph", "plan", "program")
 
@@ -17,4 +18,4 @@ def plan_of(path: Path, overrides: Iterable[str]) -> Plan:
     from packhorse.train.build import build_model, build_optimizer, build_plan
 
     model = build_model(config)
-    return build_plan(config, packhorse, model, build_optimizer(config, model))
+    return build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model))

@@ -2,6 +2,7 @@
 
 kind       how its kernel delivers results (the recipes themselves are in runtime/kernels.py):
            "out"     it writes straight into planned memory and allocates nothing
+           "copy"    the same, but its kernel allocates workspace on the way
            "adopt"   the kernel allocates; the result is external (outside the arena) for its whole life. Every operator without a row.
 in_place   positions of arguments whose storage the first result may take over, when they have its shape, strides and dtype and die here
 unread     positions of arguments of which the kernel reads only the shape, never the contents: they keep nothing alive
@@ -178,7 +179,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.avg_pool2d_backward.default": Operator("out", unread=(1,)),
     "aten._adaptive_avg_pool2d_backward.default": Operator("adopt", unread=(1,)),
     # batch norm: running statistics are written where they live
-    "aten._native_batch_norm_legit_functional.default": Operator("out", updates=((3, 3), (4, 4))),
+    "aten._native_batch_norm_legit_functional.default": Operator("copy", updates=((3, 3), (4, 4))),  # 2 numbers a channel of workspace
     # the optimizer, on one run of flat storage; results share the storage of param, moments and step
     "packhorse.adam.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4)), scratch=_update_scratch),
     "packhorse.adam_amsgrad.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4), (4, 5)), scratch=_update_scratch),

@@ -35,6 +35,8 @@ def beam_search(
     Deterministic for a seed, apart from `stop`.
     """
     n = len(boxes)
+    if n and boxes.size.max() > capacity:
+        return None
     sets = live_sets(boxes)
     overlaps = (boxes.lower[:, None] < boxes.upper) & (boxes.lower < boxes.upper[:, None])  # (n, n)
     load = np.zeros((n, len(sets)), np.int64)  # size of a box where it is alive
@@ -44,7 +46,7 @@ def beam_search(
     tie = _tie_break(boxes, generator if seed else None)
     tags = generator.integers(1, 1 << 62, (2, n))  # a partial layout's sum of tags tells equal ones
     softness = max(1.0, capacity / 256)
-    placed = np.int64(capacity + 1)  # a floor too high for anything
+    placed = np.int64(capacity + 1)  # no unplaced box keeps a floor as high as this mark
 
     floors = np.zeros((1, n), np.int64)  # one row per partial layout, P of them
     unplaced_load = load.sum(0, keepdims=True)  # (P, sets)
@@ -61,7 +63,8 @@ def beam_search(
         slack = capacity - child_load - _lowest_floors(child_floors, sets)
         open_sets = child_load > 0
         child_tag = tag[parent] + tags[0, box] + offset * tags[1, box]  # wraps around; only equality counts
-        alive = np.flatnonzero(((slack >= 0) | ~open_sets).all(1))
+        reaches = (child_floors + boxes.size <= capacity) | (child_floors == placed)
+        alive = np.flatnonzero(reaches.all(1) & ((slack >= 0) | ~open_sets).all(1))
         if len(alive) == 0:
             return None
         score = np.where(open_sets[alive], 1 / (np.maximum(slack[alive], 0) + softness), 0).sum(1)
@@ -87,7 +90,7 @@ def _next_boxes(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """floors (P, n) -> (partial layout (C,), box to place next (C,)) of C children."""
     num_partial, n = floors.shape
-    # A placed box never has the lowest top, since every unplaced one fits below the mark that stands for it.
+    # A placed box never has the lowest top: every unplaced one ends at or below the capacity, and the mark lies above it.
     lowest_top = (floors + size).min(1, keepdims=True)
     key = np.where(floors < lowest_top, floors + tie, np.inf)
     if n > branching:

@@ -117,7 +117,7 @@ class _Placer:
             if (
                 time is not None
                 and value.root not in self.homes
-                and operator(self.graph.nodes[time].op).kind == "out"
+                and operator(self.graph.nodes[time].op).kind != "adopt"
                 and self._whole(value)
                 and same_layout(value.shape, value.strides, strides)
                 and (before is None or self._overwritable(self.graph.nodes[time], time, before, self.values[value.root]))
@@ -169,7 +169,7 @@ class _Placer:
         for time, node in enumerate(self.graph.nodes):
             row = operator(node.op)
             result = node.outputs[0] if node.outputs else None
-            if row.kind != "out" or not row.in_place or result is None or result.base is not None or result.name in self.homes:
+            if row.kind == "adopt" or not row.in_place or result is None or result.base is not None or result.name in self.homes:
                 continue
             for position in row.in_place:
                 arg = node.args[position] if position < len(node.args) else None

@@ -69,24 +69,23 @@ def _optimize(node: Node, args: list, kwargs: dict, groups: list[dict] | None, v
 
 
 def first_nonfinite(graph: Graph, inputs: dict[str, Tensor]) -> str:
-    """A sentence naming the first value with a NaN or an infinity, its module and line; "" if there is none.
-
-    Masks filled with -inf are ordinary: an infinity counts only where the operator's inputs had none.
-    """
+    """A sentence naming the first value with a NaN or +infinity, its module and line; "" if there is none. -infinity is what masks are made of."""
     found: list[str] = []
 
     def watch(node: Node, name: str, tensor: Tensor) -> None:
-        if not found and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()) and name not in masked:
+        if not found and _bad(tensor):
             kind = "NaN" if bool(torch.isnan(tensor).any()) else "infinity"
             found.append(
                 f"{kind} first appears in the {node.phase} pass, in module {node.module or '(outermost)'!r} at {node.source or 'an unknown line'}: "
                 f"%{name} = {node.op}"
             )
 
-    masked = {v.name for node in graph.nodes if node.op.split(".")[1] in ("full", "scalar_tensor", "masked_fill", "where") for v in node.outputs if v}
-    bad_inputs = [n for n, t in inputs.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    given = [f"{i.role} {i.target}" for i in graph.inputs if i.role in ("param", "buffer", "batch") and _bad(inputs[i.value.name])]
+    if given:
+        return f"the step's own inputs hold NaN or infinity already: {', '.join(given[:5])}"
     run_graph(graph, inputs, watch=watch)
-    if bad_inputs:
-        return f"the step's own inputs are not finite already: {', '.join('%' + n for n in bad_inputs[:5])}"
     return found[0] if found else ""
 
+
+def _bad(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool((torch.isnan(tensor) | (tensor == float("inf"))).any())

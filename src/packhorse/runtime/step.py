@@ -9,7 +9,7 @@ from torch import Tensor
 
 from packhorse.capture.batch import Signature, check_like, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture, capture_evaluation
-from packhorse.capture.trace import device_of, distinct
+from packhorse.capture.trace import device_of
 from packhorse.errors import BudgetError, CaptureError, NonFiniteError
 from packhorse.graph.ir import Graph
 from packhorse.planning.job import Job
@@ -18,6 +18,7 @@ from packhorse.planning.persistent import Persistent, make_run
 from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
 from packhorse.program.lower import lower
 from packhorse.runtime.arena import Arena
+from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.storage import allocate, check_model, move_model, views
@@ -65,18 +66,31 @@ class Step:
 
     # -- one step -------------------------------------------------------------------------------------------------------------------
 
-    def __call__(self, batch: Any) -> Tensor:
+    def __call__(self, batch: Any, measure_outside: bool = False) -> Tensor:
         """One optimizer step. Returns the mean loss over micro-batches.
 
+        measure_outside: watch the allocator during this step (slower), so that the ledger can say what kernels used besides their results.
         Raises BatchError for a batch of another kind than the plan's, BudgetError if its size needs more than the budget, and NonFiniteError, before
         any parameter is changed, if the loss is NaN or infinite.
         """
         check_model(self.model, self.persistent, self.homes)
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
-        measured: dict[str, Measured] = {}
-        for index, micro in enumerate(micros):
-            name = "first" if index == 0 else "next"
-            measured[f"{name} {index}"] = self._program(name, micro).run(self._leaves(micro))
+        programs = [self._program("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
+        if measure_outside:
+            with AllocatorWatch(self.device) as watch:
+                loss = self._run(micros, programs)
+            external = max(m.external_bytes for m in self.measured.values())
+            self.outside_bytes = max(0, watch.peak_bytes - external)
+        else:
+            loss = self._run(micros, programs)
+        self.num_steps += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.last = StepResult(loss.item(), *self._norms())
+        return loss
+
+    def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
+        measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         loss = self.metrics["loss"].clone()
         if not math.isfinite(loss.item()):
             raise NonFiniteError(
@@ -85,10 +99,6 @@ class Step:
             )
         measured["update"] = self.bound[("update",)].run({})
         self.measured = measured
-        self.num_steps += 1
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.last = StepResult(loss.item(), *self._norms())
         return loss
 
     def _norms(self) -> tuple[float | None, float | None]:
@@ -290,7 +300,3 @@ def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
 def _sizes(given: Signature) -> str:
     return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in given.leaves)
 
-
-def names_of_parameters(model: torch.nn.Module) -> list[str]:
-    """First name of each distinct parameter, in the model's order."""
-    return list(distinct(model.named_parameters(remove_duplicate=False)))

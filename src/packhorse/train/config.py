@@ -71,11 +71,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """[schedule]: learning rate over the steps: linear warm-up to optimizer.lr, then a cosine down to min_lr at the last step."""
+    """[schedule]: learning rate over the steps: linear warm-up to optimizer.lr, then a cosine down to min_lr at the last step.
+
+    Without a min_lr it is a tenth of optimizer.lr.
+    """
 
     kind: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = _setting(50, least=0)
-    min_lr: float = _setting(1e-4, least=0)
+    min_lr: float | None = _setting(None, least=0)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Config:
                 f"model.width = {self.model.width} is not a multiple of model.heads = {self.model.heads}; "
                 "every head gets the same number of channels, so make it one"
             )
-        if self.schedule.kind == "cosine" and self.schedule.min_lr > self.optimizer.lr:
+        if self.schedule.min_lr is not None and self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(
                 f"schedule.min_lr = {self.schedule.min_lr} is above optimizer.lr = {self.optimizer.lr}; "
                 "the learning rate falls from the second to the first, so lower min_lr"

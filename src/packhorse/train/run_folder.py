@@ -1,5 +1,6 @@
 """RUN/config.toml, RUN/metrics.jsonl, RUN/checkpoints/step-N: where a run lives, and where it starts from."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,10 @@ class RunFolder:
                 report(f"settings changed since this run began: {', '.join(changed)}")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(format_config(config), encoding="utf-8")
+            # In one move: a kill must not leave half a configuration, which the next --resume auto could not read.
+            staging = self.config.with_name(f".{self.config.name}-{os.getpid()}")
+            staging.write_text(format_config(config), encoding="utf-8")
+            staging.replace(self.config)
         except OSError as error:
             raise ConfigError(
                 f"cannot write to run.dir = {str(self.root)!r}: {error.strerror} ({error.filename}); choose another folder"

@@ -18,5 +18,6 @@ def learning_rate(step: int, *, steps: int, peak_lr: float, schedule: ScheduleCo
         return peak_lr * (step + 1) / warmup
     if schedule.kind == "constant":
         return peak_lr
+    min_lr = peak_lr / 10 if schedule.min_lr is None else schedule.min_lr
     progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    return schedule.min_lr + (peak_lr - schedule.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return min_lr + (peak_lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2

@@ -23,7 +23,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     With `trace_nan` a loss that is not finite is traced to the module where it begins.
     Raises UserError as data, planning, steps and checkpoints do; what was saved stays.
     """
-    folder = RunFolder(Path(config.run.dir))
+    folder = RunFolder(Path(config.run.dir).expanduser())
     checkpoint = folder.start(config.run.resume, console.say)
     console.say(format_config(config))
     corpus = load_corpus(config.data.corpus)

@@ -1,0 +1,195 @@
+"""Search for the lowest layout, for when the fast placements of greedy.py leave a gap above the lower bound.
+
+    buffers -> boxes (sizes in their greatest common divisor) -> pieces (pieces.py) -> each piece lower and lower -> offsets
+
+The height is that of the highest piece, so that one is worked on until it reaches the goal, is proven lowest, or time is up. For a
+piece the question is always "is there a layout no higher than this target?", put to a fixed list of attempts with fixed seeds:
+beam search (beam.py) and CP-SAT restarts (cpsat.py). The first target is the goal itself, since the lower bound is nearly always
+met; after a failure the target goes half way up to the best height known, and when that leads nowhere the goal is tried again
+with longer attempts.
+
+Deterministic apart from the time limit: attempts end after counted work, and of attempts that run side by side the first in
+the list wins, whichever ends first. So the number of workers changes the time, not the answer.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from packhorse.memory.beam import beam_search
+from packhorse.memory.buffers import Buffer
+from packhorse.memory.cpsat import Answer, Search, fit, num_terms
+from packhorse.memory.greedy import METHODS, first_fit
+from packhorse.memory.pieces import Boxes, split
+from packhorse.units import align_up
+
+# Above this many terms a CP-SAT model takes longer to load than it saves.
+MAX_TERMS = 50_000
+
+
+@dataclass
+class _PieceState:
+    """What is known of one piece while it is worked on; heights in units, counted from the piece's base."""
+
+    boxes: Boxes
+    members: NDArray[np.int64]
+    base: int
+    offsets: NDArray[np.int64]
+    height: int  # of `offsets`
+    proven: int  # no layout of this piece is lower
+    tried: int  # targets below this one failed in the present round
+    round: int = 0
+
+    @property
+    def top(self) -> int:
+        return self.base + self.height
+
+
+def solve(
+    buffers: Sequence[Buffer], start: Sequence[int], *, alignment: int, goal: int, time_limit_s: float, num_workers: int
+) -> list[int]:
+    """Offsets (n,), multiples of `alignment`, of the lowest layout found; never higher than `start`.
+
+    start   offsets (n,) of a valid layout
+    goal    bytes: the search ends when the height is at most this
+    Ends at the goal, when the height is proven lowest, or after about `time_limit_s` seconds.
+    """
+    deadline = time.monotonic() + time_limit_s
+    sizes = np.array([align_up(b.size, alignment) for b in buffers], np.int64)
+    members = np.flatnonzero(sizes)
+    if len(members) == 0:
+        return [0] * len(buffers)
+    # Any layout can be pushed down until each offset is a sum of sizes, so their common divisor may be the unit.
+    unit = gcd(*sizes[members].tolist())
+    boxes = Boxes(
+        np.array([b.lower for b in buffers], np.int64)[members],
+        np.array([b.upper for b in buffers], np.int64)[members],
+        sizes[members] // unit,
+    )
+    settled, parts = split(boxes)
+    found = np.zeros(len(boxes), np.int64)
+    found[list(settled)] = list(settled.values())
+    before = np.array(start, np.int64)[members]
+    states = [_first_state(boxes.take(part.members), part.members, part.base, before[part.members], deadline) for part in parts]
+    while states and time.monotonic() < deadline:
+        highest = max(states, key=lambda state: state.top)
+        if highest.top * unit <= goal or highest.height == highest.proven:
+            break
+        _work(highest, goal // unit - highest.base, deadline, num_workers)
+    for state in states:
+        found[state.members] = state.base + state.offsets
+    offsets = np.zeros(len(buffers), np.int64)
+    offsets[members] = found * unit
+    if (found + boxes.size).max() * unit >= (before + sizes[members]).max():
+        return list(start)
+    return offsets.tolist()
+
+
+def _first_state(boxes: Boxes, members: NDArray[np.int64], base: int, before: NDArray[np.int64], deadline: float) -> _PieceState:
+    """The piece laid out by the best of the fast methods, as far as time allows."""
+    buffers = [Buffer(str(i), int(boxes.lower[i]), int(boxes.upper[i]), int(boxes.size[i])) for i in range(len(boxes))]
+    load = max(int(boxes.size[(boxes.lower <= t) & (boxes.upper > t)].sum()) for t in np.unique(boxes.lower))
+    best = np.array(first_fit(buffers, np.argsort(before, kind="stable").tolist()), np.int64)
+    for place, order in METHODS.values():
+        if (best + boxes.size).max() == load or time.monotonic() > deadline:
+            break
+        offsets = np.array(place(buffers, order(buffers), 1), np.int64)
+        if (offsets + boxes.size).max() < (best + boxes.size).max():
+            best = offsets
+    return _PieceState(boxes, members, base, best, int((best + boxes.size).max()), proven=load, tried=load)
+
+
+def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
+    """One target tried once: lowers `height`, raises `proven`, or goes on to a higher target or a longer round."""
+    lowest = max(goal, state.proven)
+    tried = max(state.tried, lowest)
+    if tried >= state.height:
+        state.round += 1
+        tried = lowest
+    target = tried if tried == lowest else (tried + state.height - 1) // 2
+    answer = _try(state.boxes, target, state.round, deadline, num_workers)
+    if answer.offsets is not None:
+        state.offsets = answer.offsets
+        state.height = int((answer.offsets + state.boxes.size).max())
+    elif answer.impossible:
+        state.proven = max(state.proven, target + 1)
+    state.tried = target + 1 if answer.offsets is None else tried
+
+
+def _try(boxes: Boxes, capacity: int, round: int, deadline: float, num_workers: int) -> Answer:
+    """One round of attempts, `num_workers` at a time; each round works about twice as long as the one before."""
+    attempts = _attempts(boxes, round)
+    settled = threading.Event()
+    solvers: list[cp_model.CpSolver] = []
+
+    def run(index: int) -> Answer:
+        left = deadline - time.monotonic()
+        if settled.is_set() or left <= 0:
+            return Answer(None)
+        attempt = attempts[index]
+        if isinstance(attempt, _Beam):
+            return Answer(
+                beam_search(
+                    boxes,
+                    capacity,
+                    width=attempt.width,
+                    branching=attempt.branching,
+                    seed=attempt.seed,
+                    stop=lambda: settled.is_set() or time.monotonic() > deadline,
+                )
+            )
+        solver = cp_model.CpSolver()
+        solvers.append(solver)
+        return fit(
+            boxes, capacity, attempt.search, seed=attempt.seed, max_conflicts=attempt.max_conflicts, time_limit_s=left, solver=solver
+        )
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        # In the order of the list: an attempt is cut short only when one before it has settled the question.
+        for answer in pool.map(run, range(len(attempts))):
+            if answer.offsets is not None or answer.impossible:
+                settled.set()
+                for solver in solvers:
+                    solver.stop_search()
+                return answer
+    return Answer(None)
+
+
+@dataclass(frozen=True)
+class _Beam:
+    width: int
+    branching: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Constraint:
+    search: Search
+    max_conflicts: int
+    seed: int
+
+
+def _attempts(boxes: Boxes, round: int) -> list[_Beam | _Constraint]:
+    """What one round tries, in order: the beams first, which are over soonest where they fail."""
+    beams = [_Beam(64 << round, branching, seed=round) for branching in (12, 5)]
+    terms = num_terms(boxes)
+    if terms > MAX_TERMS:
+        return list(beams)
+    # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
+    conflicts = max(25, 250 * 1500 // max(terms, 1500)) << round
+    return [
+        *beams,
+        _Constraint(Search.LIFESPAN, conflicts, seed=2 * round),
+        _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * round),
+        _Constraint(Search.RANDOM, conflicts, seed=2 * round),
+        _Constraint(Search.LIFESPAN, conflicts, seed=2 * round + 1),
+        _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * round + 1),
+        _Constraint(Search.RANDOM, conflicts, seed=2 * round + 1),
+    ]

@@ -1,0 +1,85 @@
+"""The text of one stage of a plan, for people: `packhorse explain --stage graph|plan|program`."""
+
+from packhorse.errors import UserError
+from packhorse.graph.ir import Node
+from packhorse.graph.text import print_graph
+from packhorse.planning.plan import GraphPlan, Plan
+from packhorse.program.lower import lower
+from packhorse.program.program import Argument, Call, Copy, Operand, Program
+from packhorse.units import format_bytes
+
+STAGES = ("graph", "plan", "program")
+
+
+def explain(plan: Plan, stage: str) -> str:
+    """The graphs as text that parses back; the plan as a table of storages with lifespans and offsets; or the program's instructions.
+
+    Raises UserError for another stage.
+    """
+    if stage == "graph":
+        return "\n".join(print_graph(planned.graph) for planned in plan.programs.values())
+    if stage == "plan":
+        return "\n".join([_persistent(plan), *(_storages(name, planned) for name, planned in plan.programs.items()), str(plan)])
+    if stage == "program":
+        return "\n".join(print_program(lower(planned)) for planned in plan.programs.values())
+    raise UserError(f"there is no stage {stage!r}; the stages of a step are {', '.join(STAGES)}")
+
+
+def _persistent(plan: Plan) -> str:
+    lines = [f"persistent storage: {format_bytes(plan.persistent_bytes)} ({plan.persistent_bytes} bytes)"]
+    for run in plan.persistent.runs:
+        lines.append(f"  run {run.name}: {run.kind}, {run.num_bytes} bytes, {run.padding_bytes} of them padding")
+        lines += [f"    {slot.offset:>12}  {slot.target} {slot.value.dtype}{list(slot.value.shape)}" for slot in run.slots]
+    return "\n".join(lines)
+
+
+def _storages(name: str, planned: GraphPlan) -> str:
+    """One line a storage: lifespan, bytes, offset, and the values that live in it one after another."""
+    layout = planned.layout
+    lines = [
+        f"program {name}: {len(planned.graph.nodes)} nodes, arena {layout.height} bytes (lower bound {layout.lower_bound}, "
+        f"fragmentation {layout.fragmentation}, {layout.method}), external at most {planned.external_bytes} bytes",
+        f"  {'lifespan':>14} {'bytes':>12} {'offset':>12}  values",
+    ]
+    makers: dict[str, Node] = {v.name: node for node in planned.graph.nodes for v in node.outputs if v is not None}
+    for s in sorted(planned.placement.storages, key=lambda s: (s.lower, s.name)):
+        offset = str(layout.offsets[s.name]) if s.space == "arena" else "external"
+        values = " -> ".join(f"%{root}" for root in s.roots) or s.name
+        where = f"  {makers[s.roots[0]].module} {makers[s.roots[0]].source}" if s.roots else ""
+        lines.append(f"  {f'[{s.lower}, {s.upper})':>14} {s.size:>12} {offset:>12}  {values}{where}")
+    lines += [f"  copy after {c.time}: %{c.name} -> {c.home.key}+{c.home.offset}" for c in planned.placement.copies]
+    return "\n".join(lines)
+
+
+def print_program(program: Program) -> str:
+    """One instruction a line, with absolute byte offsets."""
+    lines = [f"program {program.name}: arena {program.arena_bytes} bytes, external at most {program.external_bytes} bytes"]
+    for instruction in program.instructions:
+        frees = f"  free {', '.join(instruction.frees)}" if instruction.frees else ""
+        if isinstance(instruction, Copy):
+            lines.append(f"{instruction.time:>5}  {_operand(instruction.target)} <- copy {_operand(instruction.source)}{frees}")
+        else:
+            lines.append(_call(instruction) + frees)
+    return "\n".join(lines)
+
+
+def _call(call: Call) -> str:
+    outs = ", ".join("_" if o is None else _operand(o) for o in call.outputs)
+    args = ", ".join([*map(_argument, call.args), *(f"{k}={_argument(v)}" for k, v in call.kwargs)])
+    scratch = f" scratch {_operand(call.scratch)}" if call.scratch else ""
+    how = "adopt " if call.adopts else ""
+    return f"{call.time:>5}  {outs} <- {how}{call.op}({args}){scratch}  # {call.phase} | {call.module} | {call.source}"
+
+
+def _operand(operand: Operand) -> str:
+    place = {"arena": f"arena+{operand.offset}", "external": f"slot {operand.key}+{operand.offset}", "batch": f"batch {operand.key}+{operand.offset}"}
+    where = place.get(operand.space, f"{operand.key}+{operand.offset}" if operand.space == "persistent" else "hollow")
+    return f"%{operand.value}@[{where}]"
+
+
+def _argument(arg: Argument) -> str:
+    if isinstance(arg, Operand):
+        return _operand(arg)
+    if isinstance(arg, tuple):
+        return "[" + ", ".join(map(_argument, arg)) + "]"
+    return str(getattr(arg, "name", arg))

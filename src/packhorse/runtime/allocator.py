@@ -1,0 +1,32 @@
+"""What torch's allocator hands out during a piece of code, watched from outside the plan."""
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class AllocatorWatch:
+    """Context: `peak_bytes` is the highest number of bytes that torch's allocator held inside it above what it held at its start."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.peak_bytes = 0
+
+    def __enter__(self) -> "AllocatorWatch":
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profile.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.device) - self._before
+            return
+        self._profile.__exit__(*exception)
+        live = 0
+        for event in self._profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+            if event.name() == "[memory]":
+                live += event.nbytes()
+                self.peak_bytes = max(self.peak_bytes, live)

@@ -1,0 +1,162 @@
+"""The trainer on the real engine: capture, plan, program, run."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import packhorse
+import packhorse.train.trainer as trainer
+from packhorse.checkpoint import newest_checkpoint, read_checkpoint
+from packhorse.data import load_corpus
+from packhorse.train.build import build_model, build_optimizer, training_batch
+from packhorse.train.config_file import config_from_dict, format_config
+from packhorse.train.console import Console
+from packhorse.train.metrics import read_metrics
+from packhorse.train.schedule import learning_rate
+from packhorse.train.start import train
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def settings(texts, tmp_path):
+    """settings(steps=..., ...) -> Config of a tiny GPT with dropout, two micro-batches and clipping, in tmp_path/run."""
+
+    def make(name="run", **run):
+        return config_from_dict(
+            {
+                "run": {"dir": str(tmp_path / name), "steps": 8, "log_every": 2, "eval_every": 3, "eval_batches": 2, "save_every": 3} | run,
+                "model": {"layers": 2, "width": 16, "heads": 2, "dropout": 0.1},
+                "data": {"corpus": str(texts), "seq_len": 16, "micro_batch_size": 4, "global_batch_size": 8},
+                "optimizer": {"lr": 1e-2, "clip_norm": 0.5},
+                "schedule": {"warmup_steps": 2},
+            }
+        )
+
+    return make
+
+
+def go(config):
+    out = io.StringIO()
+    return train(config, engine=packhorse, console=Console(out)), out.getvalue()
+
+
+def losses(config, kind="step"):
+    return [(record["step"], record["loss"]) for record in read_metrics(Path(config.run.dir) / "metrics.jsonl") if record["kind"] == kind]
+
+
+def state(config, step):
+    return read_checkpoint(checkpoint_of(config, step))[0]
+
+
+def checkpoint_of(config, step):
+    return Path(config.run.dir) / "checkpoints" / f"step-{step}"
+
+
+def test_the_trainer_takes_the_very_steps_of_eager_pytorch(settings):
+    config = settings()
+    code, _ = go(config)
+    assert code == 0
+    corpus = load_corpus(config.data.corpus)
+    model = build_model(config)
+    optimizer = build_optimizer(config, model)
+    expected = []
+    for step in range(config.run.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps=config.run.steps, peak_lr=config.optimizer.lr, schedule=config.schedule)
+        optimizer.zero_grad()
+        total = 0.0
+        for micro in training_batch(config, corpus, step):
+            loss = model(**micro) / 2
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        optimizer.step()
+        expected.append((step + 1, total))
+    assert losses(config) == pytest.approx(expected, rel=1e-6)
+    saved = state(config, config.run.steps)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(saved[f"param/{name}"], parameter), name
+
+
+def test_a_resumed_run_is_bit_equal_to_an_unbroken_one(settings):
+    whole = settings("whole")
+    go(whole)
+    for stop_at in (2, 5):
+        broken = settings(f"broken-{stop_at}", steps=8)
+        go_until(broken, stop_at)
+        code, said = go(settings(f"broken-{stop_at}", resume="auto"))
+        assert code == 0 and f"step {stop_at} of 8" in said and "not bit for bit" not in said
+        assert losses(broken) == losses(whole) and losses(broken, "eval") == losses(whole, "eval")
+        one, other = state(broken, 8), state(whole, 8)
+        assert one.keys() == other.keys()
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
+
+
+def go_until(config, stop_at):
+    """Trains with a SIGTERM during step `stop_at`."""
+    taken = trainer.training_batch
+
+    def with_signal(config, corpus, step):
+        if step + 1 == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        return taken(config, corpus, step)
+
+    trainer.training_batch = with_signal
+    try:
+        code, said = go(config)
+    finally:
+        trainer.training_batch = taken
+    assert code == 128 + signal.SIGTERM and f"SIGTERM: step {stop_at} is saved" in said
+
+
+def test_predicted_is_measured(settings):
+    _, said = go(settings())
+    predicted, measured = re.search(r"memory: predicted (.*), measured (.*)", said).groups()
+    assert predicted == measured and "they differ" not in said
+
+
+def test_killed_at_any_moment_the_same_command_finishes_the_run(settings, tmp_path):
+    whole = settings("whole", save_every=1, steps=30)
+    go(whole)
+    config = settings("run", save_every=1, steps=30, resume="auto")
+    path = tmp_path / "config.toml"
+    path.write_text(format_config(config))
+    command = [sys.executable, "-c", "from packhorse.cli.main import main; main()", "train", str(path)]
+    checkpoints = checkpoint_of(config, 0).parent
+    for kills in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            found = newest_checkpoint(checkpoints, lambda reason: None)
+            if found and int(found.name[5:]) > 8 * kills:
+                break
+            time.sleep(0.003)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert newest_checkpoint(checkpoints) is not None
+    assert subprocess.run(command, env=os.environ, capture_output=True).returncode == 0
+    assert losses(config) == losses(whole)
+    one, other = state(config, 30), state(whole, 30)
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_plan_and_explain_print_and_have_json(settings, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(format_config(settings()))
+    command = [sys.executable, "-c", "from packhorse.cli.main import main; main()"]
+    made = json.loads(subprocess.run([*command, "plan", path, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert made["peak_bytes"] == made["persistent_bytes"] + made["arena_bytes"] + made["external_bytes"]
+    for stage in ("graph", "plan", "program"):
+        shown = subprocess.run([*command, "explain", tmp_path, "--stage", stage, "--json"], capture_output=True, text=True, check=True)
+        assert json.loads(shown.stdout)["stage"] == stage and len(json.loads(shown.stdout)["text"]) > 100
