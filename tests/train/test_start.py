@@ -74,15 +74,15 @@ def test_the_trainer_takes_the_very_steps_of_eager_pytorch(settings):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps=config.run.steps, peak_lr=config.optimizer.lr, schedule=config.schedule)
         optimizer.zero_grad()
-        total = 0.0
+        total = torch.zeros(())
         for micro in training_batch(config, corpus, step):
             loss = model(**micro) / 2
             loss.backward()
-            total += loss.item()
+            total = loss.detach() + total
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
         optimizer.step()
-        expected.append((step + 1, total))
-    assert losses(config) == pytest.approx(expected, rel=1e-6)
+        expected.append((step + 1, total.item()))
+    assert losses(config) == expected
     saved = state(config, config.run.steps)
     for name, parameter in model.named_parameters():
         assert torch.equal(saved[f"param/{name}"], parameter), name
@@ -127,14 +127,14 @@ def test_predicted_is_measured(settings):
 
 
 def test_killed_at_any_moment_the_same_command_finishes_the_run(settings, tmp_path):
-    whole = settings("whole", save_every=1, steps=30)
+    whole = settings("whole", save_every=1, steps=20)
     go(whole)
-    config = settings("run", save_every=1, steps=30, resume="auto")
+    config = settings("run", save_every=1, steps=20, resume="auto")
     path = tmp_path / "config.toml"
     path.write_text(format_config(config))
     command = [sys.executable, "-c", "from packhorse.cli.main import main; main()", "train", str(path)]
     checkpoints = checkpoint_of(config, 0).parent
-    for kills in range(3):
+    for kills in range(2):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
@@ -147,7 +147,7 @@ def test_killed_at_any_moment_the_same_command_finishes_the_run(settings, tmp_pa
         assert newest_checkpoint(checkpoints) is not None
     assert subprocess.run(command, env=os.environ, capture_output=True).returncode == 0
     assert losses(config) == losses(whole)
-    one, other = state(config, 30), state(whole, 30)
+    one, other = state(config, 20), state(whole, 20)
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
@@ -156,7 +156,7 @@ def test_plan_and_explain_print_and_have_json(settings, tmp_path):
     path.write_text(format_config(settings()))
     command = [sys.executable, "-c", "from packhorse.cli.main import main; main()"]
     made = json.loads(subprocess.run([*command, "plan", path, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert made["peak_bytes"] == made["persistent_bytes"] + made["arena_bytes"] + made["external_bytes"]
+    assert made["predicted_peak_bytes"] == sum(made["lines"].values()) > 0
     for stage in ("graph", "plan", "program"):
         shown = subprocess.run([*command, "explain", tmp_path, "--stage", stage, "--json"], capture_output=True, text=True, check=True)
         assert json.loads(shown.stdout)["stage"] == stage and len(json.loads(shown.stdout)["text"]) > 100

@@ -104,7 +104,7 @@ def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:
             f"the model's output is no scalar loss and has no scalar `.loss`: seen {seen}; return the loss from forward, or pass "
             "loss=function(output, batch) that returns a floating-point scalar"
         )
-    return found.reshape(())
+    return found if found.dim() == 0 else found.reshape(())
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

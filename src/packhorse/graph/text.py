@@ -36,7 +36,7 @@ def print_node(node: Node) -> str:
     outputs = ", ".join("_" if v is None else _value(v) for v in node.outputs)
     args = ", ".join([*map(_arg, node.args), *(f"{key}={_arg(value)}" for key, value in node.kwargs)])
     draws = f" rng %{node.rng_in} -> %{node.rng_out}" if node.rng_in else ""
-    return f"{outputs} = {node.op}({args}){draws}  # {node.phase} | {node.module} | {node.source}"
+    return f"{outputs} = {node.op}({args}){draws}  # {node.phase} | {node.module} | {node.source}".rstrip()
 
 
 def _value(v: Value) -> str:
@@ -69,10 +69,10 @@ class _Line:
 
     def take(self, *expected: str) -> str:
         kind, token = self.peek()
-        if expected and token not in expected and kind not in expected:
+        if kind == "end" or (expected and token not in expected and kind not in expected):
             raise UserError(
                 f"graph text, line {self.number}, column {self.at + 1}: seen {token or 'the end of the line'!r}, "
-                f"expected {' or '.join(expected)}: {self.text.strip()}"
+                f"expected {' or '.join(expected) or 'more'}: {self.text.strip()}"
             )
         match = _TOKEN.match(self.text, self.at)
         assert match is not None

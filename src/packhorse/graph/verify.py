@@ -61,9 +61,10 @@ def verify(graph: Graph) -> None:
         for value in node.outputs:
             if value is None:
                 continue
-            if value.base is not None and value.base not in {graph_root(defined, name) for name in node.arg_names()}:
-                raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
+            roots = {graph_root(defined, name) for name in node.arg_names()}
             define(value, where)
+            if value.base is not None and value.base not in roots:
+                raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
 
     targets = set()
     for out in graph.outputs:

@@ -1,0 +1,43 @@
+"""Small layout problems shared by the tests of this folder, and the slow ways to know the right answer."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from hypothesis import strategies as st
+
+from packhorse.memory.buffers import Buffer
+
+
+@st.composite
+def buffer_lists(draw: st.DrawFn, max_buffers: int = 12, max_time: int = 10, max_size: int = 20) -> list[Buffer]:
+    """Up to `max_buffers` buffers, zero sizes included."""
+    num_buffers = draw(st.integers(0, max_buffers))
+    buffers = []
+    for i in range(num_buffers):
+        lower = draw(st.integers(0, max_time - 1))
+        upper = draw(st.integers(lower + 1, max_time))
+        buffers.append(Buffer(f"b{i}", lower, upper, draw(st.integers(0, max_size))))
+    return buffers
+
+
+def lowest_height(buffers: Sequence[Buffer]) -> int:
+    """The height of a best layout at alignment 1, by trying every order.
+
+    A best layout can be pushed down until every buffer lies on the bottom or on another one alive at the same time. Taking its
+    buffers from the bottom up and putting each on the highest one below it gives that layout again, so some order is the best.
+    """
+    best = None
+    for order in permutations(buffers):
+        ends: list[tuple[Buffer, int]] = []
+        for b in order:
+            floor = max((end for a, end in ends if a.lower < b.upper and b.lower < a.upper), default=0)
+            ends.append((b, floor + b.size))
+        height = max((end for _, end in ends), default=0)
+        best = height if best is None else min(best, height)
+    return best or 0
+
+
+def most_alive(buffers: Sequence[Buffer], alignment: int) -> int:
+    """The largest sum of rounded sizes alive at one instant, instant by instant."""
+    instants = range(min((b.lower for b in buffers), default=0), max((b.upper for b in buffers), default=0))
+    return max((sum(-(-b.size // alignment) * alignment for b in buffers if b.lower <= t < b.upper) for t in instants), default=0)
