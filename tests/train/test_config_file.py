@@ -40,11 +40,17 @@ def test_file_and_overrides_in_order(tmp_path):
         ("memory.budget = 5", 5),
         ("memory.budget=a=b", "a=b"),
         ("memory.budget=5\nrun = 1", "5\nrun = 1"),
+        (" memory . budget = 5", 5),
         ("memory.budget=", ""),
     ],
 )
 def test_values_of_overrides(tmp_path, override, value):
     assert load_config(write(tmp_path, ""), [override]).memory.budget == value
+
+
+@pytest.mark.parametrize("text", ["nan", "5", "true", "2026-01-01", "[1]", "a b", "é", '"x"', "'x'"])
+def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
+    assert load_config(write(tmp_path, ""), [f"run.dir={text}"]).run.dir == text.strip("\"'")
 
 
 @pytest.mark.parametrize(

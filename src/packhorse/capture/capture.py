@@ -12,6 +12,7 @@ from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.ir import Graph
 from packhorse.graph.loss_rows import loss_in_rows
+from packhorse.graph.own_outputs import own_outputs
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
     if not any(p.requires_grad for p in model.parameters()):
         raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))")
     micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
-    micro = loss_in_rows(micro)
+    micro = own_outputs(loss_in_rows(micro))
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
     later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
     return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants)
@@ -46,4 +47,4 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
 def capture_evaluation(model: torch.nn.Module, batch: Any, loss: Callable | None) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss")."""
     graph, constants = convert("evaluate", trace(model, batch, loss, with_gradients=False))
-    return graph, constants
+    return own_outputs(graph), constants

@@ -183,5 +183,6 @@ def _parse_node(reader: _Line) -> Node:
         rng_in = reader.take("ref")[1:]
         reader.take("->")
         rng_out = reader.take("ref")[1:]
-    phase, module, source = (part.strip() for part in reader.text[reader.at :].split("#", 1)[1].split("|", 2))
+    comment = reader.text[reader.at :].partition("#")[2].split("|", 2)
+    phase, module, source = (part.strip() for part in [*comment, "", ""][:3])
     return Node(op, tuple(args), tuple(kwargs), tuple(outputs), phase, module, source, rng_in, rng_out)

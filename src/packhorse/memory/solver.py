@@ -5,8 +5,7 @@
 The height is that of the highest piece, so that one is worked on until it reaches the goal, is proven lowest, or time is up. For a
 piece the question is always "is there a layout no higher than this target?", put to a fixed list of attempts with fixed seeds:
 beam search (beam.py) and CP-SAT restarts (cpsat.py). The first target is the goal itself, since the lower bound is nearly always
-met; after a failure the target goes half way up to the best height known, and when that leads nowhere the goal is tried again
-with longer attempts.
+met; the next is half way between what failed and the best height known; then the goal again with attempts twice as long, and so on.
 
 Deterministic apart from the time limit: attempts end after counted work, and of attempts that run side by side the first in
 the list wins, whichever ends first. So the number of workers changes the time, not the answer.
@@ -44,8 +43,8 @@ class _PieceState:
     offsets: NDArray[np.int64]
     height: int  # of `offsets`
     proven: int  # no layout of this piece is lower
-    tried: int  # targets below this one failed in the present round
-    round: int = 0
+    tried: int  # targets between the goal and this one failed since the last start over
+    turn: int = 0
 
     @property
     def top(self) -> int:
@@ -107,24 +106,25 @@ def _first_state(boxes: Boxes, members: NDArray[np.int64], base: int, before: ND
 
 
 def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
-    """One target tried once: lowers `height`, raises `proven`, or goes on to a higher target or a longer round."""
+    """One target tried once: lowers `height`, raises `proven`, or narrows what is left to try."""
     lowest = max(goal, state.proven)
-    tried = max(state.tried, lowest)
-    if tried >= state.height:
-        state.round += 1
-        tried = lowest
-    target = tried if tried == lowest else (tried + state.height - 1) // 2
-    answer = _try(state.boxes, target, state.round, deadline, num_workers)
+    round, is_between = divmod(state.turn, 2)
+    if state.tried < lowest or state.tried >= state.height:
+        state.tried = lowest
+    target = min((state.tried + state.height) // 2, state.height - 1) if is_between else lowest
+    answer = _try(state.boxes, target, round, deadline, num_workers)
     if answer.offsets is not None:
         state.offsets = answer.offsets
         state.height = int((answer.offsets + state.boxes.size).max())
     elif answer.impossible:
-        state.proven = max(state.proven, target + 1)
-    state.tried = target + 1 if answer.offsets is None else tried
+        state.proven = target + 1
+    elif is_between:
+        state.tried = target + 1
+    state.turn += 1
 
 
 def _try(boxes: Boxes, capacity: int, round: int, deadline: float, num_workers: int) -> Answer:
-    """One round of attempts, `num_workers` at a time; each round works about twice as long as the one before."""
+    """One round of attempts, `num_workers` at a time."""
     attempts = _attempts(boxes, round)
     settled = threading.Event()
     solvers: list[cp_model.CpSolver] = []
@@ -178,7 +178,7 @@ class _Constraint:
 
 def _attempts(boxes: Boxes, round: int) -> list[_Beam | _Constraint]:
     """What one round tries, in order: the beams first, which are over soonest where they fail."""
-    beams = [_Beam(64 << round, branching, seed=round) for branching in (12, 5)]
+    beams = [_Beam(64 << round, branching=12, seed=round), _Beam(128 << round, branching=5, seed=round)]
     terms = num_terms(boxes)
     if terms > MAX_TERMS:
         return list(beams)

@@ -111,8 +111,8 @@ class _Placer:
             run, offset, strides = self.places[out.role, out.target]
             home = Home("persistent", run, offset)
             value, before = self.values[out.name], old.get((out.role, out.target))
-            if self.homes.get(value.root) == home and value.offset == 0:
-                continue  # step 1 has put it there, or the graph hands an input back unchanged
+            if self.homes.get(value.root) == home and value.base is None:
+                continue  # step 1 has put it there, or the graph hands an input back as it is
             time = self.maker.get(value.root)
             if (
                 time is not None

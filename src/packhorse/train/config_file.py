@@ -17,7 +17,8 @@ from packhorse.train.config import Config
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Reads the TOML file `path`, then applies `overrides` such as "optimizer.lr=3e-4" in order.
 
-    The value of an override is a TOML value; what is not one is taken as a string, so run.dir=out/a works without quotes.
+    The value of an override is a TOML value. What is not one, or stands for a key that takes strings only, is a string as it is:
+    run.dir=out/a and run.dir=2026-01-01 need no quotes.
     Raises ConfigError if the file cannot be read or a key or value is wrong.
     """
     try:
@@ -73,12 +74,15 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
         raise ConfigError(f"cannot read --set {override}; expected SECTION.KEY=VALUE, for example --set optimizer.lr=3e-4")
+    section, key, text = section.strip(), key.strip(), text.strip()
     try:
-        value = tomllib.loads(f"value = {text}")
+        read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return section, key, text.strip()
+        return section, key, text
     # A line break in the text could have smuggled in a second key.
-    return section, key, value["value"] if len(value) == 1 else text
+    value = read["value"] if len(read) == 1 else text
+    kind = get_type_hints(get_type_hints(Config).get(section, Config)).get(key)
+    return section, key, text if kind is str and not isinstance(value, str) else value
 
 
 def _require_table(section: str, values: Any) -> dict[str, Any]:
