@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_stops_and_saves(run, tmp_path, trace_nan):
     with pytest.raises(NonFiniteError) as caught:
         run(FakeEngine(nan_at=4), trace_nan=trace_nan)
     said = str(caught.value)
-    assert "stopped in step 4 of 6" in said and "step-3" in said and "\n" not in said
+    assert "the loss of step 4 of 6 is NaN or infinite" in said and "step-3" in said and "\n" not in said
     assert ("blocks.1.attention" in said) == trace_nan and ("--trace-nan" in said) != trace_nan
     assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
     assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3]

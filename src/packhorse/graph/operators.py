@@ -131,6 +131,12 @@ OPERATORS: dict[str, Operator] = {
     # data movement
     "aten.clone.default": Operator("out"),
     "aten._to_copy.default": Operator("out"),
+    "aten.lift_fresh_copy.default": Operator("out"),
+    "aten.copy.default": Operator("out", unread=(0,)),
+    "aten.fill.Scalar": Operator("out", unread=(0,)),
+    "aten.masked_fill.Scalar": Operator("out", in_place=(0,)),
+    "aten.slice_scatter.default": Operator("out", in_place=(0,)),
+    "aten.select_scatter.default": Operator("out", in_place=(0,)),
     "aten.cat.default": Operator("out"),
     "aten.stack.default": Operator("out"),
     "aten.gather.default": Operator("out"),

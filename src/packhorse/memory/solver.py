@@ -177,17 +177,19 @@ class _Constraint:
 
 
 def _attempts(boxes: Boxes, round: int) -> list[_Beam | _Constraint]:
-    """What one round tries, in order: the beams first, which are over soonest where they fail."""
-    beams = [_Beam(64 << round, branching=12, seed=round), _Beam(128 << round, branching=5, seed=round)]
+    """What one round tries, in order. The kinds alternate, since where one is slow another is often quick."""
+    beams = [_Beam(64 << round, 5, seed=round), _Beam(128 << round, 5, seed=round), _Beam(64 << round, 12, seed=round)]
     terms = num_terms(boxes)
     if terms > MAX_TERMS:
         return list(beams)
     # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
     conflicts = max(25, 250 * 1500 // max(terms, 1500)) << round
     return [
-        *beams,
+        beams[0],
         _Constraint(Search.LIFESPAN, conflicts, seed=2 * round),
+        beams[1],
         _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * round),
+        beams[2],
         _Constraint(Search.RANDOM, conflicts, seed=2 * round),
         _Constraint(Search.LIFESPAN, conflicts, seed=2 * round + 1),
         _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * round + 1),

@@ -140,8 +140,8 @@ class BoundProgram:
                 results = (results,)
             for operand, result in zip(outputs, results):
                 if operand is not None:
-                    slots[operand.key] = _as_planned(result, operand)
-                    self.live += result.untyped_storage().nbytes()
+                    slots[operand.key] = kept = _as_planned(result, operand)
+                    self.live += kept.untyped_storage().nbytes()
             del results
             if self.live > self.peak:
                 self.peak = self.live
@@ -171,8 +171,10 @@ class _Late:
 
 
 def _as_planned(result: Tensor, operand: Operand) -> Tensor:
-    """The kernel's own result; laid out anew where its strides are not those that the capture saw on fake tensors."""
-    if result.shape == operand.shape and (result.stride() == operand.strides or result.numel() <= 1):
-        return result
+    """The kernel's own result; laid out anew where its strides are not those that the capture saw on fake tensors, or where it holds on to more
+    memory than its own elements (some operators return a part of a larger allocation, or of their argument)."""
     assert result.shape == operand.shape, f"%{operand.value}: planned shape {operand.shape}, the kernel returned {tuple(result.shape)}"
+    same = result.stride() == operand.strides or result.numel() <= 1
+    if same and result.untyped_storage().nbytes() <= operand.extent_bytes:
+        return result
     return torch.empty_strided(operand.shape, operand.strides, dtype=result.dtype, device=result.device).copy_(result)

@@ -24,6 +24,31 @@ def copy_into(outs, scratch, x: Tensor, **_: Any) -> None:
     outs[0].copy_(x)
 
 
+def overwrite(outs, scratch, x: Tensor, source: Any, *_: Any) -> None:
+    """copy and fill as functions: the result has the shape of x and the contents of the source."""
+    if isinstance(source, Tensor):
+        outs[0].copy_(source)
+    else:
+        outs[0].fill_(source)
+
+
+def _own(out: Tensor, x: Tensor) -> Tensor:
+    """The result with x's contents: a copy, unless it has taken over x's storage."""
+    return out if out.data_ptr() == x.data_ptr() else out.copy_(x)
+
+
+def masked_fill(outs, scratch, x: Tensor, mask: Tensor, value: Any) -> None:
+    _own(outs[0], x).masked_fill_(mask, value)
+
+
+def slice_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> None:
+    aten.slice.Tensor(_own(outs[0], x), dim, start, end, step).copy_(source)
+
+
+def select_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int, index: int) -> None:
+    _own(outs[0], x).select(dim, index).copy_(source)
+
+
 def relu(outs, scratch, x: Tensor) -> None:
     torch.clamp_min(x, 0, out=outs[0])
 
@@ -166,6 +191,12 @@ RECIPES: dict[str, Recipe] = {
     "aten.relu.default": relu,
     "aten.clone.default": copy_into,
     "aten._to_copy.default": copy_into,
+    "aten.lift_fresh_copy.default": copy_into,
+    "aten.copy.default": overwrite,
+    "aten.fill.Scalar": overwrite,
+    "aten.masked_fill.Scalar": masked_fill,
+    "aten.slice_scatter.default": slice_scatter,
+    "aten.select_scatter.default": select_scatter,
     "aten.stack.default": stack,
     **{f"aten.{n}.default": fill(0) for n in ("zeros", "zeros_like", "new_zeros")},
     **{f"aten.{n}.default": fill(1) for n in ("ones", "ones_like", "new_ones")},

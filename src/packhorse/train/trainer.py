@@ -121,7 +121,7 @@ class Trainer:
         try:
             loss = float(self.step(batch))
         except NonFiniteError as error:
-            raise self._stopped_at(batch, error) from error
+            raise self._not_finite(batch) from error
         step_s = time.perf_counter() - started
         self._meter.add_step(step_s)
         self.steps_done += 1
@@ -157,15 +157,15 @@ class Trainer:
         if predicted != measured:
             self._console.say(f"they differ by {measured - predicted:+,} bytes:\n{ledger}")
 
-    def _stopped_at(self, batch: Batch, error: NonFiniteError) -> NonFiniteError:
+    def _not_finite(self, batch: Batch) -> NonFiniteError:
         """Saves the state, which is that of before the step, and says where the run stands."""
         failed = self.steps_done + 1
         # Before saving: a trace runs the step again, and the state that it leaves is the one to keep.
         where = self.step.trace_nonfinite(batch) if self._trace_nan else "run again with --trace-nan to learn in which module it begins"
         self.save()
         return NonFiniteError(
-            f"training stopped in step {failed} of {self.config.run.steps}: {error}; {where}. The parameters of before that step are "
-            f"saved in {self.folder.checkpoint(self.steps_done)}. Try a lower optimizer.lr or optimizer.clip_norm, a longer "
+            f"the loss of step {failed} of {self.config.run.steps} is NaN or infinite; {where}. Training stopped, and the state of "
+            f"before that step is saved in {self.folder.checkpoint(self.steps_done)}. Try a lower optimizer.lr or optimizer.clip_norm, a longer "
             "schedule.warmup_steps, or an earlier checkpoint, with --resume auto"
         )
 
