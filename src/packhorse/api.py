@@ -11,7 +11,7 @@ from packhorse.capture.trace import distinct
 from packhorse.capture.update import check_optimizer, flat_storage, update_graph
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
-from packhorse.planning.job import Job
+from packhorse.runtime.job import Job
 from packhorse.planning.plan import Options, Plan, make_plan
 from packhorse.runtime.step import Step
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,7 +38,7 @@ def test_sizes_beyond_32_bits():
 def test_the_sweep_agrees_with_every_instant(buffers, alignment):
     times, alive = live_bytes(buffers, alignment)
     assert np.all(np.diff(times) > 0)
-    for k, (begin, end) in enumerate(zip(times[:-1], times[1:], strict=True)):
+    for k, (begin, end) in enumerate(pairwise(times.tolist())):
         for t in range(begin, end):
             assert alive[k] == sum(-(-b.size // alignment) * alignment for b in buffers if b.lower <= t < b.upper)
     assert alive[-1:].tolist() in ([], [0])

@@ -13,7 +13,7 @@ def test_an_empty_lifespan_is_refused(lower, upper):
 
 
 def test_a_negative_size_is_refused():
-    with pytest.raises(UserError, match="'x'.*-1 bytes"):
+    with pytest.raises(UserError, match=r"'x'.*-1 bytes"):
         Buffer("x", 0, 1, -1)
 
 

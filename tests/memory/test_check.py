@@ -37,7 +37,7 @@ def test_one_shared_byte_is_enough():
     # d [0, 1) at byte 8 meets a, which ends at 10, in bytes 8 and 9; were a 9 bytes long it would be one byte, and with 8 none.
     beside = with_offset("d", 8)
     for size in (9, 10):
-        with pytest.raises(CheckError, match="'a'.*'d'"):
+        with pytest.raises(CheckError, match=r"'a'.*'d'"):
             check_layout([Buffer("a", 0, 4, size), *BUFFERS[1:], Buffer("d", 0, 1, 8)], beside)
     # Live bytes: 8 + 8 in [0, 1), 8 + 24 in [2, 4), 24 + 16 in [4, 6).
     check_layout([Buffer("a", 0, 4, 8), *BUFFERS[1:], Buffer("d", 0, 1, 8)], beside)
@@ -45,8 +45,9 @@ def test_one_shared_byte_is_enough():
 
 def test_a_shared_instant_is_enough():
     later = [Buffer("a", 0, 5, 10), *BUFFERS[1:]]
-    with pytest.raises(CheckError, match=r"'a' \(alive \[0, 5\), bytes \[0, 10\)\) overlaps buffer 'c' \(alive \[4, 8\), bytes \[0, 16\)\)"):
+    with pytest.raises(CheckError) as error:
         check_layout(later, LAYOUT)
+    assert "buffer 'a' (alive [0, 5), bytes [0, 10)) overlaps buffer 'c' (alive [4, 8), bytes [0, 16))" in str(error.value)
 
 
 def test_negative_offset():

@@ -6,7 +6,7 @@ from layout_problems import buffer_lists, lowest_height
 from ortools.sat.python import cp_model
 
 from packhorse.memory.buffers import Buffer
-from packhorse.memory.cpsat import Search, fit, num_terms
+from packhorse.memory.cpsat import Search, fit
 from packhorse.memory.pieces import Boxes
 
 pytestmark = pytest.mark.pure
@@ -46,8 +46,3 @@ def test_the_same_seed_gives_the_same_layout():
         first, second = ask(buffers, 40, search, seed=3), ask(buffers, 40, search, seed=3)
         assert first.offsets is not None and second.offsets is not None
         assert first.offsets.tolist() == second.offsets.tolist()
-
-
-def test_num_terms_counts_the_members_of_all_live_sets():
-    # Live sets {a, b} and {b, c}.
-    assert num_terms(boxes_of([Buffer("a", 0, 2, 1), Buffer("b", 1, 4, 1), Buffer("c", 3, 5, 1)])) == 4

@@ -38,10 +38,10 @@ def test_best_fit_takes_the_smallest_gap_that_holds_it():
 
 
 def test_skyline_places_what_lies_lowest_next():
-    # a first (first of three at floor 0); b is raised to 4, c stays at 0 and goes next; it ends at 1 where b begins at 4: no change.
+    # All floors are 0, so a is first by order; it raises b to 4. Now c is lowest, at 0; it ends at 1, below b. Then b at 4.
     buffers = [Buffer("a", 0, 2, 4), Buffer("b", 1, 4, 2), Buffer("c", 3, 5, 1)]
     assert skyline(buffers, [0, 1, 2]) == [0, 4, 0]
-    # c before b by order of floors even though the order names b first; with b first of all, a and c are raised to 2.
+    # With b first by order, a and c are both raised to 2.
     assert skyline(buffers, [1, 0, 2]) == [2, 0, 2]
 
 
@@ -52,7 +52,8 @@ def test_offsets_are_multiples_of_the_alignment():
 
 
 def test_orders():
-    buffers = [Buffer("short", 5, 6, 9), Buffer("long", 0, 4, 1), Buffer("late", 6, 8, 4), Buffer("crowd", 6, 7, 5), Buffer("twin", 6, 7, 2)]
+    buffers = [Buffer("short", 5, 6, 9), Buffer("long", 0, 4, 1), Buffer("late", 6, 8, 4)]
+    buffers += [Buffer("crowd", 6, 7, 5), Buffer("twin", 6, 7, 2)]
     assert by_lifespan(buffers) == [1, 2, 0, 3, 4]
     assert by_size(buffers) == [0, 3, 2, 4, 1]
     assert by_start(buffers) == [1, 0, 2, 3, 4]

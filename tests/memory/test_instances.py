@@ -15,8 +15,11 @@ whole = st.integers(-(2**40), 2**40)
 @st.composite
 def any_buffers(draw):
     chosen = draw(st.lists(names, unique=True, max_size=6))
-    lowers = [draw(whole) for _ in chosen]
-    return [Buffer(n, lower, lower + draw(st.integers(1, 99)), draw(st.integers(0, 2**40))) for n, lower in zip(chosen, lowers, strict=True)]
+    buffers = []
+    for name in chosen:
+        lower = draw(whole)
+        buffers.append(Buffer(name, lower, lower + draw(st.integers(1, 99)), draw(st.integers(0, 2**40))))
+    return buffers
 
 
 @given(buffers=any_buffers(), with_layout=st.booleans())

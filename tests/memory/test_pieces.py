@@ -21,9 +21,8 @@ def test_split_by_hand():
     #           c . d d . .
     # b         b b b b . .    alive with a, c, d, e: at the bottom of the left half
     # a         a a a a . f    f apart in time
-    boxes = boxes_of(
-        [Buffer("a", 0, 4, 10), Buffer("b", 0, 4, 20), Buffer("c", 0, 1, 1), Buffer("d", 2, 4, 2), Buffer("e", 2, 4, 3), Buffer("f", 5, 6, 7)]
-    )
+    left = [Buffer("a", 0, 4, 10), Buffer("b", 0, 4, 20), Buffer("c", 0, 1, 1), Buffer("d", 2, 4, 2), Buffer("e", 2, 4, 3)]
+    boxes = boxes_of([*left, Buffer("f", 5, 6, 7)])
     settled, pieces = split(boxes)
     assert settled == {0: 0, 1: 10, 2: 30, 3: 30, 4: 32, 5: 0}
     assert pieces == []

@@ -46,16 +46,6 @@ def test_with_an_alignment_it_is_the_problem_of_rounded_sizes(buffers):
     assert height_of(buffers, offsets, 16) == 16 * lowest_height(rounded)
 
 
-# A problem whose best height is above the largest live set. Sizes 3 and 2 and times
-#
-#   time   0 1 2 3 4 5 6
-#   a 2    # # # . . . .
-#   b 2    # . . . . . .    at 0 a, b are alive and c of 1: 5
-#   c 1    # # # # # . .    at 1 a, c, d: 5
-#   ...
-# is awkward to draw; test_layout.py derives one by hand.
-
-
 def hard(seed):
     """Forty buffers without an obvious layout."""
     state, buffers = seed, []

@@ -30,8 +30,8 @@ def test_last_changed_byte_is_within_one_alignment_of_the_height(name):
     height = step.plan.programs["first"].arena_bytes
     step.arena.data.fill_(PATTERN)
     bound = next(b for key, b in step.bound.items() if key[0] == "first")
-    with torch.no_grad():
-        bound.batch = step._leaves(batch)
+    with torch.inference_mode():
+        bound.batch.update(step._leaves(batch))
         for run in bound.steps:
             run()
     changed = torch.nonzero(step.arena.data != PATTERN)
@@ -52,7 +52,7 @@ def test_poisoned_freed_ranges_change_nothing(name):
         storages = [s for s in planned.placement.storages if s.space == "arena"]
         offsets = planned.layout.offsets
         times = [i.time for i in bound.program.instructions]
-        bound.batch = step._leaves(batch) if kind == "first" else {}
+        bound.batch.update(step._leaves(batch) if kind == "first" else {})
         with torch.no_grad():
             for index, run in enumerate(bound.steps):
                 run()

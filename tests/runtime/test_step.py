@@ -39,7 +39,7 @@ def test_a_steady_step_allocates_only_in_adopted_rows(name):
     step(batch)
     key = next(k for k in step.bound if k[0] == "first")
     bound = step.bound[key]
-    bound.batch = step._leaves(batch)
+    bound.batch.update(step._leaves(batch))
     with torch.no_grad():
         for instruction, run in zip(bound.program.instructions, bound.steps):
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

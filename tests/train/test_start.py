@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import packhorse
 import packhorse.train.trainer as trainer
 from packhorse.checkpoint import newest_checkpoint, read_checkpoint
+from packhorse.cli.main import app
 from packhorse.data import load_corpus
 from packhorse.train.build import build_model, build_optimizer, training_batch
 from packhorse.train.config_file import config_from_dict, format_config
@@ -154,9 +156,10 @@ def test_killed_at_any_moment_the_same_command_finishes_the_run(settings, tmp_pa
 def test_plan_and_explain_print_and_have_json(settings, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(format_config(settings()))
-    command = [sys.executable, "-c", "from packhorse.cli.main import main; main()"]
-    made = json.loads(subprocess.run([*command, "plan", path, "--json"], capture_output=True, text=True, check=True).stdout)
+    runner = CliRunner()
+    made = json.loads(runner.invoke(app, ["plan", str(path), "--json"], catch_exceptions=False).stdout)
     assert made["predicted_peak_bytes"] == sum(made["lines"].values()) > 0
+    assert "peak" in runner.invoke(app, ["plan", str(path)], catch_exceptions=False).stdout
     for stage in ("graph", "plan", "program"):
-        shown = subprocess.run([*command, "explain", tmp_path, "--stage", stage, "--json"], capture_output=True, text=True, check=True)
-        assert json.loads(shown.stdout)["stage"] == stage and len(json.loads(shown.stdout)["text"]) > 100
+        shown = runner.invoke(app, ["explain", str(tmp_path), "--stage", stage, "--json"], catch_exceptions=False).stdout
+        assert json.loads(shown)["stage"] == stage and len(json.loads(shown)["text"]) > 100

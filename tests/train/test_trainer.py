@@ -86,13 +86,14 @@ def test_a_difference_between_predicted_and_measured_is_said(run, out):
     assert "memory: predicted 1000 B, measured 1.039 KiB\nthey differ by +64 bytes:\nthe measured ledger" in out.getvalue()
 
 
-def test_stopping_anywhere_and_resuming_is_the_same_run(run, tmp_path):
+def test_stopping_anywhere_and_resuming_is_the_same_run(run, tmp_path, out):
     run(run__dir=str(tmp_path / "whole"))
     for stop_at in (1, 3, 6):
         folder = tmp_path / f"stopped-{stop_at}"
         assert run(FakeEngine(on_step=terminate_at(stop_at)), run__dir=str(folder)) == 128 + signal.SIGTERM
         assert (folder / "checkpoints" / f"step-{stop_at}").is_dir()
         assert run(run__dir=str(folder), run__resume="auto") == 0
+        assert "not bit for bit" not in out.getvalue()
         assert equal(state(folder / "checkpoints" / "step-6"), state(tmp_path / "whole" / "checkpoints" / "step-6"))
         for kind in ("step", "eval", "end"):
             one, other = (of_kind(tmp_path / name / "metrics.jsonl", kind) for name in ("whole", folder.name))
@@ -216,6 +217,21 @@ def test_samples_do_not_depend_on_the_size_of_a_micro_batch(run, tmp_path):
     run(engines[1], run__dir=str(tmp_path / "b"), data__micro_batch_size=2)
     for whole, parts in zip(engines[0].batches, engines[1].batches, strict=True):
         assert torch.equal(whole["ids"], torch.cat([part["ids"] for part in parts]))
+
+
+def test_one_step_is_enough_for_the_memory_line(run, tmp_path, out):
+    run(run__steps=5)
+    assert run(run__steps=6, run__resume="auto") == 0
+    assert out.getvalue().count("memory: predicted") == 2
+
+
+def test_the_number_of_threads_is_a_setting(run):
+    seen, before = [], torch.get_num_threads()
+    try:
+        run(FakeEngine(on_step=lambda number: seen.append(torch.get_num_threads())), run__threads=3)
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {3}
 
 
 def test_sgd(run):

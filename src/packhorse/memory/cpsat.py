@@ -37,11 +37,6 @@ class Answer:
     impossible: bool = False
 
 
-def num_terms(boxes: Boxes) -> int:
-    """Size of the model: memory and time grow with it, so very large problems are better not asked."""
-    return sum(len(members) for members in live_sets(boxes))
-
-
 def fit(
     boxes: Boxes, capacity: int, search: Search, *, seed: int, max_conflicts: int, time_limit_s: float, solver: cp_model.CpSolver
 ) -> Answer:

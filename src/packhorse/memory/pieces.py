@@ -42,7 +42,7 @@ def split(boxes: Boxes) -> tuple[dict[int, int], list[Piece]]:
     """-> (offset of each box that is settled at once, the pieces left over)."""
     settled: dict[int, int] = {}
     pieces: list[Piece] = []
-    todo = [Piece(np.arange(len(boxes)), 0)]
+    todo = [Piece(np.arange(len(boxes)), 0)] if len(boxes) else []
     while todo:
         piece = todo.pop()
         for members in _apart_in_time(boxes, piece.members):

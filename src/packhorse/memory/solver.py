@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import gcd
 
 import numpy as np
@@ -24,13 +25,16 @@ from ortools.sat.python import cp_model
 
 from packhorse.memory.beam import beam_search
 from packhorse.memory.buffers import Buffer
-from packhorse.memory.cpsat import Answer, Search, fit, num_terms
+from packhorse.memory.cpsat import Answer, Search, fit
 from packhorse.memory.greedy import METHODS, first_fit
-from packhorse.memory.pieces import Boxes, split
+from packhorse.memory.pieces import Boxes, live_sets, split
 from packhorse.units import align_up
 
 # Above this many terms a CP-SAT model takes longer to load than it saves.
 MAX_TERMS = 50_000
+# The tables of the beam search hold a number for each pair of a box and a live set, and of a box and a new partial layout;
+# with more than this many they would take more memory than a planner should.
+MAX_CELLS = 20_000_000
 
 
 @dataclass
@@ -58,7 +62,8 @@ def solve(
 
     start   offsets (n,) of a valid layout
     goal    bytes: the search ends when the height is at most this
-    Ends at the goal, when the height is proven lowest, or after about `time_limit_s` seconds.
+    Ends at the goal, when the height is proven lowest, after about `time_limit_s` seconds, or at once where the highest piece is too
+    large to search (MAX_TERMS, MAX_CELLS).
     """
     deadline = time.monotonic() + time_limit_s
     sizes = np.array([align_up(b.size, alignment) for b in buffers], np.int64)
@@ -79,7 +84,7 @@ def solve(
     states = [_first_state(boxes.take(part.members), part.members, part.base, before[part.members], deadline) for part in parts]
     while states and time.monotonic() < deadline:
         highest = max(states, key=lambda state: state.top)
-        if highest.top * unit <= goal or highest.height == highest.proven:
+        if highest.top * unit <= goal or highest.height == highest.proven or not _attempts(highest.boxes, 0):
             break
         _work(highest, goal // unit - highest.base, deadline, num_workers)
     for state in states:
@@ -108,11 +113,11 @@ def _first_state(boxes: Boxes, members: NDArray[np.int64], base: int, before: ND
 def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
     """One target tried once: lowers `height`, raises `proven`, or narrows what is left to try."""
     lowest = max(goal, state.proven)
-    round, is_between = divmod(state.turn, 2)
+    level, is_between = divmod(state.turn, 2)
     if state.tried < lowest or state.tried >= state.height:
         state.tried = lowest
     target = min((state.tried + state.height) // 2, state.height - 1) if is_between else lowest
-    answer = _try(state.boxes, target, round, deadline, num_workers)
+    answer = _try(state.boxes, target, level, deadline, num_workers)
     if answer.offsets is not None:
         state.offsets = answer.offsets
         state.height = int((answer.offsets + state.boxes.size).max())
@@ -123,9 +128,9 @@ def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> N
     state.turn += 1
 
 
-def _try(boxes: Boxes, capacity: int, round: int, deadline: float, num_workers: int) -> Answer:
+def _try(boxes: Boxes, capacity: int, level: int, deadline: float, num_workers: int) -> Answer:
     """One round of attempts, `num_workers` at a time."""
-    attempts = _attempts(boxes, round)
+    attempts = _attempts(boxes, level)
     settled = threading.Event()
     solvers: list[cp_model.CpSolver] = []
 
@@ -147,6 +152,8 @@ def _try(boxes: Boxes, capacity: int, round: int, deadline: float, num_workers: 
             )
         solver = cp_model.CpSolver()
         solvers.append(solver)
+        if settled.is_set():  # since it was last looked at, in which case nobody stops this solver
+            return Answer(None)
         return fit(
             boxes, capacity, attempt.search, seed=attempt.seed, max_conflicts=attempt.max_conflicts, time_limit_s=left, solver=solver
         )
@@ -176,22 +183,26 @@ class _Constraint:
     seed: int
 
 
-def _attempts(boxes: Boxes, round: int) -> list[_Beam | _Constraint]:
-    """What one round tries, in order. The kinds alternate, since where one is slow another is often quick."""
-    beams = [_Beam(64 << round, 5, seed=round), _Beam(128 << round, 5, seed=round), _Beam(64 << round, 12, seed=round)]
-    terms = num_terms(boxes)
-    if terms > MAX_TERMS:
-        return list(beams)
-    # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
-    conflicts = max(25, 250 * 1500 // max(terms, 1500)) << round
-    return [
-        beams[0],
-        _Constraint(Search.LIFESPAN, conflicts, seed=2 * round),
-        beams[1],
-        _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * round),
-        beams[2],
-        _Constraint(Search.RANDOM, conflicts, seed=2 * round),
-        _Constraint(Search.LIFESPAN, conflicts, seed=2 * round + 1),
-        _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * round + 1),
-        _Constraint(Search.RANDOM, conflicts, seed=2 * round + 1),
-    ]
+def _attempts(boxes: Boxes, level: int) -> list[_Beam | _Constraint]:
+    """What one round tries, in order; none for a problem too large. The kinds alternate: where one is slow the other is often quick."""
+    sets = live_sets(boxes)
+    terms = sum(len(members) for members in sets)
+    beams: list[_Beam] = []
+    if len(boxes) * len(sets) <= MAX_CELLS:
+        widest = max(1, MAX_CELLS // (12 * len(boxes)))
+        beams = [
+            _Beam(min(width << level, widest), branching, seed=level) for width, branching in ((64, 5), (128, 5), (64, 12))
+        ]
+    constraints: list[_Constraint] = []
+    if terms <= MAX_TERMS:
+        # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
+        conflicts = max(25, 250 * 1500 // max(terms, 1500)) << level
+        constraints = [
+            _Constraint(Search.LIFESPAN, conflicts, seed=2 * level),
+            _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * level),
+            _Constraint(Search.RANDOM, conflicts, seed=2 * level),
+            _Constraint(Search.LIFESPAN, conflicts, seed=2 * level + 1),
+            _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * level + 1),
+            _Constraint(Search.RANDOM, conflicts, seed=2 * level + 1),
+        ]
+    return [attempt for pair in zip_longest(beams, constraints) for attempt in pair if attempt is not None]

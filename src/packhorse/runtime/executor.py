@@ -16,7 +16,7 @@ from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.ir import Const
 from packhorse.program.program import Argument, Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
-from packhorse.runtime.kernels import overload, recipe_of
+from packhorse.runtime.kernels import RECIPES, direct, overload
 from packhorse.units import align_up
 
 
@@ -50,32 +50,36 @@ class BoundProgram:
 
     def run(self, batch: dict[str, Tensor]) -> Measured:
         """One run on the given batch leaves."""
-        self.batch, self.live, self.peak = batch, 0, 0
+        self.batch.update(batch)
+        self.live = self.peak = 0
         height, watch_all = self.program.arena_bytes, self.seen_high_water is None
         self.arena.fill(height, watch_all)
-        with torch.no_grad():
+        with torch.inference_mode():
             for step in self.steps:
                 step()
         high = self.arena.high_water(height, watch_all)
         if watch_all:
             self.seen_high_water = align_up(high or 0, ALIGNMENT)
         assert self.seen_high_water is not None
-        self.batch = {}
+        self.batch.clear()
         return Measured(self.seen_high_water if high is None else align_up(high, ALIGNMENT), self.peak)
 
     # -- binding --------------------------------------------------------------------------------------------------------------------
 
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         if isinstance(instruction, Copy):
-            call = self._bound(lambda target, source: target.copy_(source), (instruction.target, instruction.source), {})
+            call = self._bound(Tensor.copy_, (instruction.target, instruction.source), {})
         elif instruction.adopts:
             return self._adopting(instruction)
         else:
             kwargs = {key: self._constant(key, value) for key, value in instruction.kwargs}
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            recipe = recipe_of(instruction.op)
-            call = self._bound(recipe, (instruction.outputs, instruction.scratch, *instruction.args), kwargs)
+            if instruction.op in RECIPES:
+                call = self._bound(RECIPES[instruction.op], (instruction.outputs, instruction.scratch, *instruction.args), kwargs)
+            else:
+                function, names = direct(instruction.op)
+                call = self._bound(function, instruction.args, {**kwargs, **dict(zip(names, instruction.outputs))})
         return self._freeing(call, instruction.frees) if instruction.frees else call
 
     def _constant(self, key: str, value: Argument) -> Any:
@@ -115,19 +119,19 @@ class BoundProgram:
             return tensor_at(self.arena.data, operand)
         if operand.space == "persistent":
             return tensor_at(self.runs[operand.key], operand)
-        table, key = (self.slots, operand.key) if operand.space == "external" else (self.batch_table, operand.key)
-        root_shape = operand.value == operand.root and operand.offset == 0
-        if operand.space == "batch":
-            if root_shape:
-                return _Late(lambda: self.batch[key])
-            return _Late(lambda: tensor_at(self.batch[key], operand))
-        if root_shape and operand.key == operand.root:
+        table, key = (self.slots if operand.space == "external" else self.batch), operand.key
+        if operand.value == operand.root and (operand.space == "batch" or key == operand.root):
             return _Late(lambda: table[key])
-        return _Late(lambda: tensor_at(table[key], operand))
+        shape, strides, dtype = operand.shape, operand.strides, LONG[operand.dtype]
+        elements = operand.offset // dtype.itemsize
 
-    @property
-    def batch_table(self) -> dict[str, Tensor]:
-        return self.batch
+        def look() -> Tensor:
+            held = table[key]
+            if held.dtype is not dtype:
+                return tensor_at(held, operand)
+            return held.as_strided(shape, strides, held.storage_offset() + elements)
+
+        return _Late(look)
 
     def _adopting(self, instruction: Call) -> Callable[[], Any]:
         kwargs = {key: value for key, value in instruction.kwargs}

@@ -103,6 +103,9 @@ def embedding(outs, scratch, weight: Tensor, indices: Tensor, *_: Any, **__: Any
 def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> None:
     """(..., H) -> (V, H): each row added to its token's, in the order of the tokens; the padding token's row is zero."""
     target = outs[0]
+    if target.is_cuda:  # index_add_ adds in no fixed order there; the operator's own kernel sorts first
+        target.copy_(aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq))
+        return
     target.zero_()
     target.index_add_(0, indices.reshape(-1), grad.reshape(-1, grad.shape[-1]))
     if padding_idx >= 0:
@@ -119,6 +122,10 @@ def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
     if p == 1:
         out.zero_()
         mask.fill_(False)
+        return
+    if x.is_cuda:  # the fused kernel draws in an order of its own
+        for target, result in zip(outs, aten.native_dropout(x, p, True)):
+            target.copy_(result)
         return
     mask.bernoulli_(1 - p)
     out.copy_(mask)
@@ -242,16 +249,28 @@ def out_overload(name: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]]:
     raise LookupError(f"{name} has no out= overload: its row in graph/operators.py is wrong")
 
 
-def out_recipe(name: str) -> Recipe:
-    """The recipe of an operator that uses its `out=` overload."""
-    op, names = out_overload(name)
+# Public functions of torch that take the same arguments as the operator of that name and an `out=`: a call costs half of one through torch.ops.
+_DIRECT = (
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sgn sigmoid sign sin "
+    "sinh sqrt tan tanh trunc add sub mul div fmod remainder maximum minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
+    "bitwise_and bitwise_or bitwise_xor bitwise_not pow where addcmul addcdiv mm bmm addmm baddbmm sum mean amax amin cat gather index_select tril triu"
+).split()
 
-    def recipe(outs, scratch, *args: Any, **kwargs: Any) -> None:
-        op(*args, **kwargs, **dict(zip(names, outs)))
 
-    return recipe
+@cache
+def direct(name: str) -> tuple[Callable, tuple[str, ...]]:
+    """The function that writes the operator's results into its out arguments, and their names; for operators without a recipe."""
+    packet = name.split(".")[1]
+    return (getattr(torch, packet), ("out",)) if packet in _DIRECT else out_overload(name)
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe of an operator of kind "out"."""
-    return RECIPES.get(name) or out_recipe(name)
+    """The recipe of an operator of kind "out" or "copy"."""
+    if name in RECIPES:
+        return RECIPES[name]
+    function, names = direct(name)
+
+    def recipe(outs, scratch, *args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs, **dict(zip(names, outs)))
+
+    return recipe

@@ -12,7 +12,7 @@ from packhorse.capture.capture import capture, capture_evaluation
 from packhorse.capture.trace import device_of
 from packhorse.errors import BudgetError, CaptureError, NonFiniteError
 from packhorse.graph.ir import Graph
-from packhorse.planning.job import Job
+from packhorse.runtime.job import Job
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.persistent import Persistent, make_run
 from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph

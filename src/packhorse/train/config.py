@@ -26,6 +26,7 @@ class RunConfig:
     save_every: int = _setting(200, least=0)
     keep_last: int = _setting(2, least=1)
     resume: str = "none"  # "auto", "none", or the path of a checkpoint
+    threads: int | None = _setting(None, least=1)  # of torch on the CPU; the bits of a sum depend on it. Without it torch's own choice
     peak_flops: float | None = _setting(None, least=1)  # of the device, a second; without it MFU is N/A
 
 

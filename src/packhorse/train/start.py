@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from packhorse.data import load_corpus
 from packhorse.train.build import build_model, build_optimizer, build_plan, training_batch, validation_batches
 from packhorse.train.config import Config
@@ -34,6 +36,8 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     # Too little text is said here, before the time that planning takes.
     training_batch(config, corpus, 0)
     validation_batches(config, corpus)
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
     model = build_model(config)
     optimizer = build_optimizer(config, model)
     plan = build_plan(config, engine, model, optimizer)

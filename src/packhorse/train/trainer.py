@@ -165,8 +165,8 @@ class Trainer:
         self.save()
         return NonFiniteError(
             f"the loss of step {failed} of {self.config.run.steps} is NaN or infinite; {where}. Training stopped, and the state of "
-            f"before that step is saved in {self.folder.checkpoint(self.steps_done)}. Try a lower optimizer.lr or optimizer.clip_norm, a longer "
-            "schedule.warmup_steps, or an earlier checkpoint, with --resume auto"
+            f"before that step is saved in {self.folder.checkpoint(self.steps_done)}. Try a lower optimizer.lr or optimizer.clip_norm, "
+            "a longer schedule.warmup_steps, or an earlier checkpoint, with --resume auto"
         )
 
     def _circumstances(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from packhorse.capture.batch import Signature
 from packhorse.capture.update import state_names
 from packhorse.errors import UserError
 from packhorse.planning.persistent import Persistent
+from packhorse.runtime.storage import views
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,6 @@ class Job:
 
         Raises UserError if parameters of one run have taken different numbers of steps.
         """
-        from packhorse.runtime.storage import views
-
         homes = views(persistent, runs, "state")
         steps: dict[str, set[int]] = {}
         for run in persistent.runs:
