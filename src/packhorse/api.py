@@ -11,8 +11,8 @@ from packhorse.capture.trace import distinct
 from packhorse.capture.update import check_optimizer, flat_storage, update_graph
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
-from packhorse.runtime.job import Job
 from packhorse.planning.plan import Options, Plan, make_plan
+from packhorse.runtime.job import Job
 from packhorse.runtime.step import Step
 
 RECOMPUTE = ("auto", "none")
@@ -103,6 +103,7 @@ def _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, de
     asked = [name for name, used in later.items() if used]
     if asked:
         raise UserError(
-            f"{', '.join(asked)}: this version plans one rank in the model's own precision; leave {'it' if len(asked) == 1 else 'them'} at the default "
+            f"{', '.join(asked)}: this version plans one rank in the model's own precision; leave "
+            f"{'it' if len(asked) == 1 else 'them'} at the default "
             "(docs/design.md has the road map)"
         )

@@ -8,7 +8,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 
 
 def parse_bytes(text: str) -> int:
-    """"6GiB", "300 MB" or "1048576" -> bytes. Raises UserError for anything else."""
+    """ "6GiB", "300 MB" or "1048576" -> bytes. Raises UserError for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", text.upper())
     if match is None or match[2] not in _UNITS:
         raise UserError(f"cannot read {text!r} as a number of bytes; write for example 6GiB, 300MB or 1048576")

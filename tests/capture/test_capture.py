@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from zoo import MLP, MODELS, ConvNet, batch_for, gpt
 
 import packhorse as ph
 from packhorse.capture.capture import capture
 from packhorse.graph.text import parse_graph, print_graph
 from packhorse.graph.verify import verify
 from packhorse.runtime.reference import run_graph
+from zoo import MLP, MODELS, ConvNet, batch_for, gpt
 
 pytestmark = pytest.mark.cpu
 

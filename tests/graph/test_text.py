@@ -41,7 +41,11 @@ def test_hand_written_text_means_what_it_says():
 
 
 def test_malformed_text_names_line_and_column():
-    for line, seen in [("%a: f32[2 = aten.x.default()", "line 2"), ("%a: f32[] = aten.x.default(%b", "line 2"), ("input %a f32[] = param", "line 2")]:
+    for line, seen in [
+        ("%a: f32[2 = aten.x.default()", "line 2"),
+        ("%a: f32[] = aten.x.default(%b", "line 2"),
+        ("input %a f32[] = param", "line 2"),
+    ]:
         with pytest.raises(UserError, match=seen):
             parse_graph(f"graph g\n{line}\n")
 
@@ -81,7 +85,19 @@ def graphs(draw) -> Graph:
         if rng is not None and not view and draw(st.booleans()):
             after = f"r{k}"
         kwargs = tuple((key, draw(scalars)) for key in draw(st.lists(st.sampled_from(["a", "dim", "out_dtype"]), unique=True)))
-        nodes.append(Node("aten.x.default", args, kwargs, (value,), draw(st.sampled_from(["forward", "backward"])), "m", "f.py:1", rng if after else None, after))
+        nodes.append(
+            Node(
+                "aten.x.default",
+                args,
+                kwargs,
+                (value,),
+                draw(st.sampled_from(["forward", "backward"])),
+                "m",
+                "f.py:1",
+                rng if after else None,
+                after,
+            )
+        )
         rng = after or rng
         known.append(value)
     return Graph("g", tuple(inputs), tuple(nodes), (Output(known[-1].name, "metric", "loss"),))

@@ -56,7 +56,8 @@ def test_an_argument_that_lives_on_is_not_taken_over():
 
 def test_a_view_or_another_layout_of_the_argument_forbids_taking_over():
     for second in ("%v: f32[16] @a+0 = aten.flip.default(%a)", "%v: f32[4, 4] @a+0 = aten.view.default(%a)"):
-        text = f'graph g\n{W}%a: f32[16] = aten.exp.default(%w)  # forward\n{second}  # forward\n%c: f32[16] = aten.mul.Tensor(%a, %v)  # backward\noutput %c = grad "w"\n'
+        text = f"graph g\n{W}%a: f32[16] = aten.exp.default(%w)  # forward\n{second}  # forward\n"
+        text += '%c: f32[16] = aten.mul.Tensor(%a, %v)  # backward\noutput %c = grad "w"\n'
         found = homes(text.replace('output %c = grad "w"', '%d: f32[16] = aten.mm.default(%c, %c)  # backward\noutput %d = grad "w"'), PLACES)
         taken = any(s.roots == ("a", "c") for s in found.storages)
         assert taken == (second.startswith("%v: f32[16]"))  # a view with the very same layout is the same bytes; another shape is not
@@ -77,7 +78,10 @@ def test_an_old_value_may_be_overwritten_by_an_elementwise_successor():
 
 
 def test_an_adopted_output_is_copied_home_at_once_and_let_go():
-    found = homes(f'graph g\n{W}%a: f32[16] = aten.unknown.default(%w)  # backward\n%c: f32[16] = aten.exp.default(%w)  # backward\noutput %a = grad "w"\n', PLACES)
+    found = homes(
+        f'graph g\n{W}%a: f32[16] = aten.unknown.default(%w)  # backward\n%c: f32[16] = aten.exp.default(%w)  # backward\noutput %a = grad "w"\n',
+        PLACES,
+    )
     slot = next(s for s in found.storages if s.space == "external")
     assert (slot.lower, slot.upper) == (0, 1)
     assert [(c.time, c.name) for c in found.copies] == [(0, "a")]

@@ -14,7 +14,15 @@ def p(*shape: int) -> Tensor:
 
 UNARY_POSITIVE = {"log", "log10", "log1p", "log2", "sqrt", "rsqrt", "acosh", "reciprocal"}
 UNARY_UNIT = {"acos", "asin", "atanh"}
-UNARY_ARGS = {"clamp": (-0.5, 0.5), "clamp_min": (0.1,), "clamp_max": (0.1,), "softplus": (), "elu": (), "leaky_relu": (0.1,), "hardtanh": ()}
+UNARY_ARGS = {
+    "clamp": (-0.5, 0.5),
+    "clamp_min": (0.1,),
+    "clamp_max": (0.1,),
+    "softplus": (),
+    "elu": (),
+    "leaky_relu": (0.1,),
+    "hardtanh": (),
+}
 ROWS, CLASSES = 37, 1000
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zoo import MODELS, batch_for
 
 import packhorse as ph
 from packhorse.errors import CheckError
@@ -13,6 +12,7 @@ from packhorse.memory.check import check_layout
 from packhorse.program.check import check_program
 from packhorse.program.lower import lower
 from packhorse.runtime.arena import PATTERN, Arena
+from zoo import MODELS, batch_for
 
 pytestmark = pytest.mark.cpu
 

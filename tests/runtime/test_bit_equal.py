@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from zoo import MODELS, Outputs, batch_for, gpt
 
 import packhorse as ph
+from zoo import MODELS, Outputs, batch_for, gpt
 
 pytestmark = pytest.mark.cpu
 
@@ -33,7 +33,9 @@ def plain_step(model, optimizer, micros, clip, loss_fn=None):
     total = 0.0
     for micro in micros:
         out = model(**micro)
-        loss = (out if loss_fn is None else loss_fn(out, micro)) / len(micros) if len(micros) > 1 else (out if loss_fn is None else loss_fn(out, micro))
+        loss = (
+            (out if loss_fn is None else loss_fn(out, micro)) / len(micros) if len(micros) > 1 else (out if loss_fn is None else loss_fn(out, micro))
+        )
         loss.backward()
         total = total + loss.detach()
     grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -107,7 +109,9 @@ def test_parameter_groups_and_changing_learning_rate():
     theirs, ours = groups(plain), groups(mine)
     their_schedule = torch.optim.lr_scheduler.StepLR(theirs, step_size=2, gamma=0.3)
     batch = batch_for(plain)
-    step = ph.compile(mine, ph.plan(mine, batch, optimizer=ours, clip_norm=1.0), scheduler=torch.optim.lr_scheduler.StepLR(ours, step_size=2, gamma=0.3))
+    step = ph.compile(
+        mine, ph.plan(mine, batch, optimizer=ours, clip_norm=1.0), scheduler=torch.optim.lr_scheduler.StepLR(ours, step_size=2, gamma=0.3)
+    )
     torch.manual_seed(1)
     for _ in range(6):
         plain_step(plain, theirs, [batch], 1.0)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from samples import sample
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from packhorse.graph.operators import OPERATORS
 from packhorse.runtime.kernels import overload, recipe_of
+from samples import sample
 
 pytestmark = pytest.mark.cpu
 ATEN = sorted(name for name, row in OPERATORS.items() if row.kind != "adopt" and name.startswith("aten."))

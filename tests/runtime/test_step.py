@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from zoo import MODELS, batch_for, gpt
 
 import packhorse as ph
 from packhorse.errors import BatchError, BudgetError, CaptureError, NonFiniteError, UserError
 from packhorse.graph.operators import operator
+from zoo import MODELS, batch_for, gpt
 
 pytestmark = pytest.mark.cpu
 

@@ -13,9 +13,7 @@ from packhorse.models.gpt import GPT
 def starting_point(shape: dict[str, int], dropout: float, seed: int) -> tuple[GPT, dict[str, torch.Tensor]]:
     """A GPT and a batch. shape: vocab, width, heads, layers, seq_len, batch."""
     torch.manual_seed(seed)
-    model = GPT(
-        vocab=shape["vocab"], layers=shape["layers"], width=shape["width"], heads=shape["heads"], seq_len=shape["seq_len"], dropout=dropout
-    )
+    model = GPT(vocab=shape["vocab"], layers=shape["layers"], width=shape["width"], heads=shape["heads"], seq_len=shape["seq_len"], dropout=dropout)
     size = (shape["batch"], shape["seq_len"])
     return model.train(), {"ids": torch.randint(0, shape["vocab"], size), "labels": torch.randint(0, shape["vocab"], size)}
 

@@ -166,7 +166,16 @@ def write_between(path: Path, begin: str, end: str, text: str) -> None:
 def run(arguments: list[str], *, as_json: bool) -> int:
     """The command. Exit code 0; the table is printed, and with --write put into a Markdown file between its markers."""
     parser = argparse.ArgumentParser(prog="packhorse bench step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"layers": 8, "width": 256, "heads": 8, "seq-len": 256, "vocab": 8192, "batch": 4, "rounds": 9, "threads": 1}.items():
+    for name, value in {
+        "layers": 8,
+        "width": 256,
+        "heads": 8,
+        "seq-len": 256,
+        "vocab": 8192,
+        "batch": 4,
+        "rounds": 9,
+        "threads": 1,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")

@@ -36,7 +36,9 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
     if not any(p.requires_grad for p in model.parameters()):
-        raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))")
+        raise CaptureError(
+            "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
+        )
     micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
     micro = own_outputs(loss_in_rows(micro))
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}

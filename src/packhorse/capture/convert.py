@@ -15,7 +15,12 @@ from packhorse.graph.operators import operator
 _IDENTITY = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default"}
 
 # Views whose schema does not say so: the kernel returns its argument's memory.
-_SILENT_VIEWS = {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default", "aten._reshape_alias.default"}
+_SILENT_VIEWS = {
+    "aten._unsafe_view.default",
+    "aten.unsafe_split.Tensor",
+    "aten.unsafe_split_with_sizes.default",
+    "aten._reshape_alias.default",
+}
 
 
 class _Converter:
@@ -48,11 +53,15 @@ class _Converter:
 
     def call(self, node: torch.fx.Node) -> None:
         if node.target is python_operator.getitem:
-            self.known[node] = self.known[node.args[0]][node.args[1]]
+            source, index = node.args
+            assert isinstance(source, torch.fx.Node)
+            self.known[node] = self.known[source][index]
             return
         op = str(node.target)
         if op in _IDENTITY:
-            self.known[node] = self.known[node.args[0]]
+            source = node.args[0]
+            assert isinstance(source, torch.fx.Node)
+            self.known[node] = self.known[source]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"the training step cannot be captured: {self.place(node)} calls {op}, which is not one tensor operator")
@@ -91,6 +100,7 @@ class _Converter:
     def draws(self, op: str, node: torch.fx.Node) -> bool:
         if operator(op).random:
             return not (op == "aten.native_dropout.default" and node.args[2] is False)
+        assert isinstance(node.target, torch._ops.OpOverload)
         if torch.Tag.nondeterministic_seeded in node.target.tags and not op.startswith("aten._scaled_dot_product"):
             raise CaptureError(
                 f"the training step cannot be captured: {self.place(node)} calls the random operator {op}, whose draws packhorse cannot chain yet; "
@@ -101,6 +111,7 @@ class _Converter:
     def viewed(self, node: torch.fx.Node, op: str) -> Value | None:
         """The value whose memory the results share; None if they are fresh."""
         if op not in _SILENT_VIEWS:
+            assert isinstance(node.target, torch._ops.OpOverload)
             info = node.target._schema.returns[0].alias_info if node.target._schema.returns else None
             if info is None:
                 return None
@@ -126,7 +137,9 @@ class _Converter:
             return arg
         const = to_const(arg)
         if const is None:
-            raise CaptureError(f"the training step cannot be captured: an operator has an argument of type {type(arg).__name__}, which packhorse cannot keep")
+            raise CaptureError(
+                f"the training step cannot be captured: an operator has an argument of type {type(arg).__name__}, which packhorse cannot keep"
+            )
         return const
 
     def location(self, node: torch.fx.Node) -> tuple[str, str]:
@@ -171,8 +184,9 @@ def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
 
 
 def _outputs(make: _Converter, node: torch.fx.Node, trace: Trace) -> list[Output]:
-    outputs = []
-    for result, desc in zip(node.args[0], node.meta["desc"]):
+    outputs: list[Output] = []
+    results: Any = node.args[0]
+    for result, desc in zip(results, node.meta["desc"]):
         if result is None:
             continue
         name = make.known[result].name

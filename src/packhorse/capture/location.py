@@ -20,7 +20,7 @@ _PLUMBING = (str(Path(torch.__file__).parent), *(str(_OWN / part) for part in ("
 
 
 def user_line(frame: FrameType | None) -> str:
-    """"file.py:12" of the innermost frame outside torch and packhorse; "" if there is none."""
+    """ "file.py:12" of the innermost frame outside torch and packhorse; "" if there is none."""
     while frame is not None and (frame.f_code.co_filename.startswith(_PLUMBING) or frame.f_code.co_filename.startswith("<")):
         frame = frame.f_back
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -43,12 +43,15 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         foreign = [tuple(p.shape) for p in group["params"] if id(p) not in known]
         if foreign:
             raise UserError(
-                f"parameter group {index} of the optimizer holds {len(foreign)} parameters that are not the model's (the first of shape {list(foreign[0])}); "
+                f"parameter group {index} of the optimizer holds {len(foreign)} parameters that are not the model's "
+                f"(the first of shape {list(foreign[0])}); "
                 "make the optimizer from model.parameters() of the very model that is planned, after any change of the model"
             )
         for flag in _REFUSED_FLAGS:
             if group.get(flag):
-                raise UserError(f"parameter group {index} of the optimizer has {flag}=True, which a planned step cannot honour; make it with {flag}=False")
+                raise UserError(
+                    f"parameter group {index} of the optimizer has {flag}=True, which a planned step cannot honour; make it with {flag}=False"
+                )
 
 
 def state_names(optimizer: torch.optim.Optimizer, group: dict) -> list[str]:
@@ -74,7 +77,12 @@ def flat_storage(
         bundles.setdefault(key, []).append((name, _value(name, param)))
     runs, owned = [], []
     for (dtype, requires_grad, has_grad, group), tensors in bundles.items():
-        label = f"{dtype}." + (f"g{group}" if group is not None else "nogroup") + ("" if requires_grad else ".frozen") + ("" if has_grad or not requires_grad else ".unused")
+        label = (
+            f"{dtype}."
+            + (f"g{group}" if group is not None else "nogroup")
+            + ("" if requires_grad else ".frozen")
+            + ("" if has_grad or not requires_grad else ".unused")
+        )
         params = make_run(f"param.{label}", "parameters", "param", tensors)
         runs.append(params)
         if not has_grad:
@@ -125,7 +133,9 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
     return Value(name, SHORT[tensor.dtype], tuple(tensor.shape), dense_strides(tensor))
 
 
-def update_graph(model: torch.nn.Module, optimizer: torch.optim.Optimizer, persistent: Persistent, owned: list[Owned], clip_norm: float | None) -> Graph:
+def update_graph(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, persistent: Persistent, owned: list[Owned], clip_norm: float | None
+) -> Graph:
     """norm -> clip coefficient -> one optimizer node per run. The unclipped gradients stay as they are: each chunk is scaled as it is used.
 
     The norm is the norm of the gradients' norms, in the model's order, as torch.nn.utils.clip_grad_norm_ computes it.
@@ -176,9 +186,7 @@ def _optimizer_node(optimizer, item: Owned, coefficient: Ref | None, inputs: lis
         op = "packhorse.sgd_momentum.default" if item.states else "packhorse.sgd.default"
         scaled = scaled or (not fused and (group["weight_decay"] != 0 or group["nesterov"]))
         kwargs += (("temporaries", int(scaled)),)
-    results = tuple(
-        Value(f"new.{updated[n].name}", updated[n].dtype, *((), ()) if n == "step" else _flat(updated[n])) for n in names
-    )
+    results = tuple(Value(f"new.{updated[n].name}", updated[n].dtype, *((), ()) if n == "step" else _flat(updated[n])) for n in names)
     operands = (args["param"], args["grad"], *(args[n] for n in names[1:]), coefficient)
     nodes.append(Node(op, operands, kwargs, results, "update"))
     outputs += [Output(value.name, updated[n].slots[0].role, f"run {updated[n].name}") for n, value in zip(names, results)]

@@ -21,7 +21,7 @@ class Lifespan:
 def reads(node: Node) -> list[str]:
     """Names of the values whose contents the node's kernel reads."""
     row = operator(node.op)
-    names = []
+    names: list[str] = []
     for position, arg in enumerate(node.args):
         if position not in row.unread:
             names += refs_in(arg)

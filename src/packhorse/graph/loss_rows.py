@@ -27,7 +27,12 @@ def loss_in_rows(graph: Graph) -> Graph:
             continue
         follow = graph.nodes[readers[0]]
         grad_output, _, target, weight, reduction, ignore_index, total_weight = node.args
-        if follow.op != "aten._log_softmax_backward_data.default" or follow.args[0] != Ref(grad.name) or follow.args[2] not in (1, -1) or reduction == 0:
+        if (
+            follow.op != "aten._log_softmax_backward_data.default"
+            or follow.args[0] != Ref(grad.name)
+            or follow.args[2] not in (1, -1)
+            or reduction == 0
+        ):
             continue
         result = follow.outputs[0]
         log_probs = graph.values[follow.args[1].name]  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ hold a tensor for its shape alone. The bytes each operator saves are listed in g
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from packhorse.graph.ir import Node
 
@@ -70,7 +71,7 @@ def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, itemsize: i
 
 def _update_scratch(node: Node, values: dict) -> int:
     """`temporaries` times the longest batch."""
-    options = dict(node.kwargs)
+    options: dict[str, Any] = dict(node.kwargs)
     param = values[node.args[0].name]  # type: ignore[union-attr]
     itemsize = param.extent_bytes // max(param.num_elements, 1)
     longest = max((batch[-1][1] - batch[0][0] for batch in update_batches(options["pieces"], options["fused"], itemsize)), default=0)
@@ -83,17 +84,22 @@ def _norm_scratch(node: Node, values: dict) -> int:
 
 
 _UNARY = (
-    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sgn sigmoid "
-    "sign sin sinh sqrt tan tanh trunc gelu silu mish hardsigmoid hardswish relu hardtanh leaky_relu elu softplus clamp clamp_min clamp_max"
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg "
+    "reciprocal round rsqrt sgn sigmoid sign sin sinh sqrt tan tanh trunc gelu silu mish hardsigmoid hardswish relu "
+    "hardtanh leaky_relu elu softplus clamp clamp_min clamp_max"
 ).split()
 _BINARY = "add sub mul div fmod remainder"
 
 OPERATORS: dict[str, Operator] = {
     **{f"aten.{name}.default": Operator("out", in_place=(0,)) for name in _UNARY},
     **{f"aten.{name}.Tensor": Operator("out", in_place=(0, 1)) for name in _BINARY.split()},
-    **{f"aten.{name}.Scalar": Operator("out", in_place=(0,)) for name in "add sub mul div remainder fmod".split()},
-    **{f"aten.{name}.{kind}": Operator("out") for name in "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split() for kind in ("Tensor", "Scalar")},
-    **{f"aten.{name}.default": Operator("out") for name in "logical_and logical_or logical_xor logical_not bitwise_not".split()},
+    **{f"aten.{name}.Scalar": Operator("out", in_place=(0,)) for name in ["add", "sub", "mul", "div", "remainder", "fmod"]},
+    **{
+        f"aten.{name}.{kind}": Operator("out")
+        for name in "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split()
+        for kind in ("Tensor", "Scalar")
+    },
+    **{f"aten.{name}.default": Operator("out") for name in ["logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_not"]},
     **{f"aten.{name}.default": Operator("out", in_place=(0, 1)) for name in ("maximum", "minimum", "atan2")},
     "aten.pow.Tensor_Scalar": Operator("out", in_place=(0,)),
     "aten.pow.Tensor_Tensor": Operator("out", in_place=(0, 1)),
@@ -103,8 +109,10 @@ OPERATORS: dict[str, Operator] = {
     # gradients of activations: elementwise over the incoming gradient and one saved tensor
     **{
         f"aten.{name}.default": Operator("out", in_place=(0, 1))
-        for name in "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward leaky_relu_backward "
-        "hardtanh_backward softplus_backward hardsigmoid_backward".split()
+        for name in (
+            "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward leaky_relu_backward "
+            "hardtanh_backward softplus_backward hardsigmoid_backward"
+        ).split()
     },
     "aten.elu_backward.default": Operator("out", in_place=(0,)),
     # matrix products

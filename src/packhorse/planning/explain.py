@@ -72,7 +72,11 @@ def _call(call: Call) -> str:
 
 
 def _operand(operand: Operand) -> str:
-    place = {"arena": f"arena+{operand.offset}", "external": f"slot {operand.key}+{operand.offset}", "batch": f"batch {operand.key}+{operand.offset}"}
+    place = {
+        "arena": f"arena+{operand.offset}",
+        "external": f"slot {operand.key}+{operand.offset}",
+        "batch": f"batch {operand.key}+{operand.offset}",
+    }
     where = place.get(operand.space, f"{operand.key}+{operand.offset}" if operand.space == "persistent" else "hollow")
     return f"%{operand.value}@[{where}]"
 

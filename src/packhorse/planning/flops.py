@@ -29,7 +29,7 @@ def node_flops(node: Node, values: dict[str, Value]) -> int:
     if name == "convolution_backward":
         weight, transposed, mask = shape(2), node.args[7], node.args[10]
         once = 2 * prod(shape(1) if transposed else shape(0)) * prod(weight[1:])
-        return once * sum(1 for wanted in mask[:2] if wanted)  # type: ignore[index]
+        return once * [bool(wanted) for wanted in mask[:2]].count(True)  # type: ignore[index, union-attr]
     if name.startswith("_scaled_dot_product") and not name.startswith("_scaled_dot_product_fused"):
         backward = name.endswith("backward")
         query, key = (shape(1), shape(2)) if backward else (shape(0), shape(1))

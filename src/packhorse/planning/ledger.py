@@ -62,7 +62,9 @@ class Ledger:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
         rows.append("programs" + " " * 20 + "arena         lower bound   fragmentation  external")
         for name, height, bound, external in self.programs:
-            rows.append(f"  {name:<22}{format_bytes(height):>14}{format_bytes(bound):>14}{format_bytes(height - bound):>14}{format_bytes(external):>14}")
+            rows.append(
+                f"  {name:<22}{format_bytes(height):>14}{format_bytes(bound):>14}{format_bytes(height - bound):>14}{format_bytes(external):>14}"
+            )
         rows.append(f"peak instant: {self.instant}")
         rows += [f"  {format_bytes(a.num_bytes):>14}  {a.kind:<20} {a.name}  {a.place}" for a in self.alive[:10]]
         return "\n".join(["ledger (bytes of this rank)", *rows])

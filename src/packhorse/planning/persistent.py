@@ -81,4 +81,10 @@ def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) ->
     """A run with the slots of `run` under another role: the gradients of its parameters, or one of their optimizer states."""
     dtype = dtype or run.dtype
     assert ITEMSIZE[dtype] == ITEMSIZE[run.dtype], "states of another width are runs of their own"
-    return Run(name, kind, dtype, run.num_bytes, tuple(Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots))
+    return Run(
+        name,
+        kind,
+        dtype,
+        run.num_bytes,
+        tuple(Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots),
+    )

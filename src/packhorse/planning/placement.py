@@ -14,7 +14,6 @@ from packhorse.graph.ir import Graph, Node, Ref, Value
 from packhorse.graph.liveness import Lifespan, lifespans, reads, unread
 from packhorse.graph.operators import operator
 
-
 Places = dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]  # (role, target) -> (run, byte offset, strides in elements)
 
 
@@ -157,7 +156,11 @@ class _Placer:
                 value = self.values[name]
                 if value.root != arg_root.name or position in row.unread:
                     continue
-                if position not in row.in_place or (value.shape, value.strides, value.dtype) != (result.shape, result.strides, result.dtype):
+                if position not in row.in_place or (value.shape, value.strides, value.dtype) != (
+                    result.shape,
+                    result.strides,
+                    result.dtype,
+                ):
                     return False
                 seen = seen or self._whole(value)
         if any(self.values[name].root == arg_root.name for _, arg in node.kwargs for name in ([arg.name] if isinstance(arg, Ref) else [])):

@@ -37,7 +37,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
 
     persistent_bytes: run name -> bytes. External slots must be filled before they are read and freed once.
     """
-    arena, runs, slots = _Memory(), {name: _Memory() for name in persistent_bytes}, {}
+    arena, runs = _Memory(), {name: _Memory() for name in persistent_bytes}
+    slots: dict[str, str | None] = {}
     freed: set[str] = set()
     for index, instruction in enumerate(program.instructions):
         where = f"program {program.name}, instruction {index} (time {instruction.time})"
@@ -86,4 +87,3 @@ def _inside(operand: Operand, program: Program, persistent_bytes: dict[str, int]
     limit = {"arena": program.arena_bytes, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
     if operand.offset < 0 or (limit is not None and end > limit):
         raise CheckError(f"{where}: %{operand.value} covers [{operand.offset}, {end}) of {operand.space} {operand.key}, which has {limit} bytes")
-

@@ -21,7 +21,9 @@ class _Lowering:
         if unread and home.space in ("arena", "external") and self.upper[value.root] <= time:
             return Operand("hollow", "", 0, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
         start = self.offsets[home.key] if home.space == "arena" else home.offset
-        return Operand(home.space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
+        return Operand(
+            home.space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes
+        )
 
     def arg(self, arg: Arg, time: int, unread: bool = False) -> Argument:
         if isinstance(arg, Ref):

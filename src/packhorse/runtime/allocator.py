@@ -28,5 +28,5 @@ class AllocatorWatch:
         live = 0
         for event in self._profile.profiler.kineto_results.events():  # type: ignore[union-attr]
             if event.name() == "[memory]":
-                live += event.nbytes()
+                live += event.nbytes()  # type: ignore[union-attr]
                 self.peak_bytes = max(self.peak_bytes, live)

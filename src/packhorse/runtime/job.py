@@ -1,8 +1,7 @@
-"""What a plan was made for, besides its graphs: the live optimizer, the loss, the constants. `packhorse.compile` needs it; no figure depends on it."""
+"""What a plan was made for, besides its graphs: the live optimizer, the loss, the constants. No figure depends on it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,8 @@ class Job:
         for label, counts in steps.items():
             if len(counts) > 1:
                 raise UserError(
-                    f"the optimizer's parameters have taken different numbers of steps ({sorted(counts)}), so their run {label} has no one step count; "
+                    f"the optimizer's parameters have taken different numbers of steps ({sorted(counts)}), so their run "
+                    f"{label} has no one step count; "
                     "put them into parameter groups of their own"
                 )
             homes[f"step.{label}"].fill_(counts.pop())

@@ -49,7 +49,7 @@ def select_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int, index: in
     _own(outs[0], x).select(dim, index).copy_(source)
 
 
-def relu(outs, scratch, x: Tensor) -> None:
+def relu(outs, scratch, x: Tensor, *_: Any) -> None:
     torch.clamp_min(x, 0, out=outs[0])
 
 
@@ -193,8 +193,15 @@ def clip_coefficient(outs, scratch, norm: Tensor, max_norm: float) -> None:
     out.clamp_(max=1.0)
 
 
+_SCALAR: dict[str, Recipe] = {f"aten.{n}.Scalar": with_scalar(getattr(torch, n)) for n in ("add", "sub", "mul", "div", "remainder", "fmod")}
+_FILL: dict[str, Recipe] = {
+    **{f"aten.{n}.default": fill(0) for n in ("zeros", "zeros_like", "new_zeros")},
+    **{f"aten.{n}.default": fill(1) for n in ("ones", "ones_like", "new_ones")},
+}
+
 RECIPES: dict[str, Recipe] = {
-    **{f"aten.{n}.Scalar": with_scalar(getattr(torch, n)) for n in "add sub mul div remainder fmod".split()},
+    **_SCALAR,
+    **_FILL,
     "aten.relu.default": relu,
     "aten.clone.default": copy_into,
     "aten._to_copy.default": copy_into,
@@ -205,8 +212,6 @@ RECIPES: dict[str, Recipe] = {
     "aten.slice_scatter.default": slice_scatter,
     "aten.select_scatter.default": select_scatter,
     "aten.stack.default": stack,
-    **{f"aten.{n}.default": fill(0) for n in ("zeros", "zeros_like", "new_zeros")},
-    **{f"aten.{n}.default": fill(1) for n in ("ones", "ones_like", "new_ones")},
     "aten.full.default": full,
     "aten.full_like.default": full,
     "aten.new_full.default": new_full,
@@ -251,9 +256,11 @@ def out_overload(name: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]]:
 
 # Public functions of torch that take the same arguments as the operator of that name and an `out=`: a call costs half of one through torch.ops.
 _DIRECT = (
-    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sgn sigmoid sign sin "
-    "sinh sqrt tan tanh trunc add sub mul div fmod remainder maximum minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not pow where addcmul addcdiv mm bmm addmm baddbmm sum mean amax amin cat gather index_select tril triu"
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 neg "
+    "reciprocal round rsqrt sgn sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div fmod remainder maximum "
+    "minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor logical_not bitwise_and bitwise_or "
+    "bitwise_xor bitwise_not pow where addcmul addcdiv mm bmm addmm baddbmm sum mean amax amin cat gather "
+    "index_select tril triu"
 ).split()
 
 

@@ -6,6 +6,7 @@ gradients stay; temporaries lie in planned scratch. The numbers of the parameter
 Formulas: Adam, Kingma & Ba 2015, Algorithm 1; decoupled weight decay, Loshchilov & Hutter 2019, Algorithm 2.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
             moments = [[run[a:b] for a, b in batch] for run in (param, exp_avg, exp_avg_sq)]
             maxima = [] if largest is None else [largest[a:b] for a, b in batch]
             kernel(
-                moments[0], grads, *moments[1:], maxima, [step] * len(batch), lr=lr, beta1=beta1, beta2=beta2,
+                moments[0], grads, moments[1], moments[2], maxima, [step] * len(batch), lr=lr, beta1=beta1, beta2=beta2,
                 weight_decay=decay, eps=eps, amsgrad=largest is not None, maximize=maximize,
             )  # fmt: skip
         return
@@ -83,7 +84,9 @@ def adam_amsgrad(outs, scratch, param, grad, exp_avg, exp_avg_sq, step, max_exp_
     _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, max_exp_avg_sq, coefficient, hyper, **options)
 
 
-def sgd_momentum(outs, scratch, param, grad, buffer: Tensor | None, step: Tensor | None, coefficient, *, hyper, fused: bool, pieces, temporaries) -> None:
+def sgd_momentum(
+    outs, scratch, param, grad, buffer: Tensor | None, step: Tensor | None, coefficient, *, hyper, fused: bool, pieces, temporaries
+) -> None:
     """One step of SGD on a run: every tensor (N,). At step 0 the momentum buffer takes the gradient itself."""
     lr, momentum, decay, maximize = float(hyper["lr"]), hyper["momentum"], hyper["weight_decay"], hyper["maximize"]
     dampening, nesterov = hyper["dampening"], hyper["nesterov"]
@@ -121,7 +124,7 @@ def sgd(outs, scratch, param, grad, coefficient, *, hyper, **options: Any) -> No
     sgd_momentum(outs, scratch, param, grad, None, None, coefficient, hyper=hyper, **options)
 
 
-OPTIMIZER_RECIPES = {
+OPTIMIZER_RECIPES: dict[str, Callable[..., Any]] = {
     "packhorse.adam.default": adam,
     "packhorse.adam_amsgrad.default": adam_amsgrad,
     "packhorse.sgd.default": sgd,

@@ -14,7 +14,9 @@ from packhorse.runtime.kernels import RECIPES, overload
 aten = torch.ops.aten
 
 
-def run_graph(graph: Graph, inputs: dict[str, Tensor], groups: list[dict] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None) -> dict:
+def run_graph(
+    graph: Graph, inputs: dict[str, Tensor], groups: list[dict] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None
+) -> dict:
     """(role, target) -> tensor for every output but the random state. inputs: value name -> tensor; they are not changed.
 
     Random nodes draw from torch's default generator, in order. watch(node, value name, tensor) sees every result.

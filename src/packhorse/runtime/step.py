@@ -12,14 +12,14 @@ from packhorse.capture.capture import capture, capture_evaluation
 from packhorse.capture.trace import device_of
 from packhorse.errors import BudgetError, CaptureError, NonFiniteError
 from packhorse.graph.ir import Graph
-from packhorse.runtime.job import Job
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.persistent import Persistent, make_run
 from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
 from packhorse.program.lower import lower
-from packhorse.runtime.arena import Arena
 from packhorse.runtime.allocator import AllocatorWatch
+from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
+from packhorse.runtime.job import Job
 from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.storage import allocate, check_model, move_model, views
 from packhorse.units import format_bytes
@@ -51,7 +51,9 @@ class Step:
         self._load_constants(plan.persistent, job.constants)
         views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
         job.import_optimizer_state(self.persistent, self.runs)
-        self.homes = {n: t.data_ptr() for n, t in [*views(plan.persistent, self.runs, "param").items(), *views(plan.persistent, self.runs, "buffer").items()]}
+        self.homes = {
+            n: t.data_ptr() for n, t in [*views(plan.persistent, self.runs, "param").items(), *views(plan.persistent, self.runs, "buffer").items()]
+        }
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.arena = Arena(plan.arena_bytes, self.device)
         self.planned: dict[tuple, GraphPlan] = {}
@@ -95,7 +97,8 @@ class Step:
         if not math.isfinite(loss.item()):
             raise NonFiniteError(
                 f"step {self.num_steps + 1}: the loss is {loss.item()}; parameters and optimizer states are those of before this step; lower the "
-                "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) names the module where it first appears"
+                "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
+                "names the module where it first appears"
             )
         measured["update"] = self.bound[("update",)].run({})
         self.measured = measured
@@ -299,4 +302,3 @@ def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
 
 def _sizes(given: Signature) -> str:
     return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in given.leaves)
-

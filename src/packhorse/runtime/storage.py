@@ -32,7 +32,8 @@ def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, T
     if on_meta:
         raise UserError(
             f"the model has {len(on_meta)} tensors on the meta device (the first is {on_meta[0]!r}), which have no values to train; "
-            "planning works so, but before packhorse.compile give them memory and values: model.to_empty(device='cpu'), then initialise or load weights"
+            "planning works so, but before packhorse.compile give them memory and values: "
+            "model.to_empty(device='cpu'), then initialise or load weights"
         )
     for role, named in (("param", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers(remove_duplicate=False))):
         homes = views(persistent, runs, role)
