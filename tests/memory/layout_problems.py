@@ -1,5 +1,6 @@
 """Small layout problems shared by the tests of this folder, and the slow ways to know the right answer."""
 
+import random
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -41,3 +42,28 @@ def most_alive(buffers: Sequence[Buffer], alignment: int) -> int:
     """The largest sum of rounded sizes alive at one instant, instant by instant."""
     instants = range(min((b.lower for b in buffers), default=0), max((b.upper for b in buffers), default=0))
     return max((sum(-(-b.size // alignment) * alignment for b in buffers if b.lower <= t < b.upper) for t in instants), default=0)
+
+
+def tiling(seed: int, num_tiles: int, height: int = 32, length: int = 32) -> tuple[list[Buffer], list[int]]:
+    """A rectangle of `height` bytes and `length` times cut at random into tiles: (buffers, offsets), shuffled.
+
+    Exactly `height` bytes are alive at every time, and the tiles' own places are a layout of that height, so it is the best.
+    Few other layouts are: there is no room to spare at any time.
+    """
+    generator = random.Random(seed)
+    tiles = [(0, length, 0, height)]  # lower, upper, offset, end
+    while len(tiles) < num_tiles:
+        tile = lower, upper, offset, end = generator.choice(tiles)
+        if upper - lower > 1 and generator.random() < 0.5:
+            cut = generator.randrange(lower + 1, upper)
+            parts = [(lower, cut, offset, end), (cut, upper, offset, end)]
+        elif end - offset > 1:
+            cut = generator.randrange(offset + 1, end)
+            parts = [(lower, upper, offset, cut), (lower, upper, cut, end)]
+        else:
+            continue
+        tiles.remove(tile)
+        tiles += parts
+    generator.shuffle(tiles)
+    buffers = [Buffer(f"tile{i}", lower, upper, end - offset) for i, (lower, upper, offset, end) in enumerate(tiles)]
+    return buffers, [offset for _, _, offset, _ in tiles]

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, lowest_height
 
+from memory.layout_problems import buffer_lists, lowest_height, tiling
 from packhorse.memory.beam import beam_search
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.check import check_layout
@@ -42,6 +42,14 @@ def test_a_narrow_beam_never_exceeds_the_capacity(buffers, width, room):
                 b = buffers[j]
                 apart = offsets[i] + a.size <= offsets[j] or offsets[j] + b.size <= offsets[i]
                 assert apart or a.upper <= b.lower or b.upper <= a.lower
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wide_enough_it_finds_a_layout_without_room_to_spare(seed):
+    buffers, _ = tiling(seed, num_tiles=9, height=8, length=8)
+    offsets = search(buffers, 8, width=2000)
+    assert offsets is not None
+    assert max(int(o) + b.size for b, o in zip(buffers, offsets, strict=True)) == 8
 
 
 def test_it_stops_when_told():

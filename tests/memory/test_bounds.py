@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, most_alive
 
+from memory.layout_problems import buffer_lists, most_alive
 from packhorse.memory.bounds import live_bytes, lower_bound
 from packhorse.memory.buffers import Buffer
 

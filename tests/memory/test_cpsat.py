@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, lowest_height
 from ortools.sat.python import cp_model
 
+from memory.layout_problems import buffer_lists, lowest_height
 from packhorse.memory.buffers import Buffer
 from packhorse.memory.cpsat import Search, fit
 from packhorse.memory.pieces import Boxes

@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, most_alive
 
+from memory.layout_problems import buffer_lists, most_alive
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.check import check_layout
 from packhorse.memory.greedy import METHODS, best_fit, by_contention, by_lifespan, by_size, by_start, first_fit, skyline

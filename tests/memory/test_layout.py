@@ -5,8 +5,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, lowest_height, most_alive
 
+from memory.layout_problems import buffer_lists, lowest_height, most_alive, tiling
 from packhorse.bench.layout import step_like
 from packhorse.errors import UserError
 from packhorse.memory.buffers import Buffer
@@ -86,6 +86,21 @@ def test_a_capacity_ends_the_search():
     # Out of reach: the best there is comes back, and it is for the caller to refuse it.
     assert lay_out(CROSSED, alignment=16, capacity=70, time_limit_s=60).height == 80
     assert lay_out(CROSSED, alignment=16, capacity=0, time_limit_s=60).height == 80
+
+
+def test_the_search_takes_over_where_the_fast_placements_miss():
+    buffers, _ = tiling(seed=2, num_tiles=400, height=512, length=512)
+    greedy = greedy_layout(buffers, 1)
+    assert greedy.height > 512
+    layout = lay_out(buffers, alignment=1, time_limit_s=300)
+    check_layout(buffers, layout)
+    assert (layout.height, layout.lower_bound, layout.method) == (512, 512, "solver")
+    # Whatever is good enough ends it: here the first fast placement, here the best of them.
+    first = greedy_layout(buffers, 1, deadline=0)
+    assert first.height > greedy.height
+    assert lay_out(buffers, alignment=1, capacity=first.height) == first
+    assert lay_out(buffers, alignment=1, capacity=greedy.height).method == greedy.method
+    assert lay_out(buffers, alignment=1, time_limit_s=0) == first
 
 
 def test_a_step_of_5000_buffers_has_no_fragmentation():

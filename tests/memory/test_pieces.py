@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_problems import buffer_lists, lowest_height
 
+from memory.layout_problems import buffer_lists, lowest_height
 from packhorse.memory.buffers import Buffer
 from packhorse.memory.pieces import Boxes, live_sets, split
 
@@ -16,13 +16,13 @@ def boxes_of(buffers):
 
 
 def test_split_by_hand():
-    # time      0 1 2 3 4 5
-    # c, d, e   . . e e . .    c and d never meet, e meets d: after b and a are settled {c} is alone, {d, e} overlap throughout
-    #           c . d d . .
-    # b         b b b b . .    alive with a, c, d, e: at the bottom of the left half
-    # a         a a a a . f    f apart in time
+    # time      0 1 2 3 4
+    # e, 3      . . e e .    c and d never meet, e meets d: with a and b settled c is alone, and d and e are alive with each other
+    # c, d      c . d d .
+    # b, 20     b b b b .    alive with a, c, d, e: under them
+    # a, 10     a a a a f    f begins when all others end
     left = [Buffer("a", 0, 4, 10), Buffer("b", 0, 4, 20), Buffer("c", 0, 1, 1), Buffer("d", 2, 4, 2), Buffer("e", 2, 4, 3)]
-    boxes = boxes_of([*left, Buffer("f", 5, 6, 7)])
+    boxes = boxes_of([*left, Buffer("f", 4, 6, 7)])
     settled, pieces = split(boxes)
     assert settled == {0: 0, 1: 10, 2: 30, 3: 30, 4: 32, 5: 0}
     assert pieces == []

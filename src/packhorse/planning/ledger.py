@@ -32,6 +32,7 @@ class Ledger:
     measured_comm_bytes: int | None = None
     measured: tuple[tuple[str, int], ...] = ()
     outside_bytes: int | None = None
+    differences: tuple[tuple[str, int, int], ...] = ()  # external tensors whose planned and measured bytes differ
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Ledger:
             "lines": {name: num_bytes for name, num_bytes in self.lines},
             "measured": {name: num_bytes for name, num_bytes in self.measured},
             "outside_bytes": self.outside_bytes,
+            "differences": [list(item) for item in self.differences],
             "instant": self.instant,
             "alive": [{"name": a.name, "bytes": a.num_bytes, "kind": a.kind, "place": a.place} for a in self.alive],
             "programs": [
@@ -60,6 +62,7 @@ class Ledger:
             rows.append(f"  {'measured':<34}{format_bytes(self.measured_peak_bytes):>14}   ({self.measured_peak_bytes} bytes)")
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
+        rows += [f"  %{name}: planned {planned} bytes, measured {measured}" for name, planned, measured in self.differences]
         rows.append("programs" + " " * 20 + "arena         lower bound   fragmentation  external")
         for name, height, bound, external in self.programs:
             rows.append(
@@ -94,9 +97,11 @@ def ledger_of(plan: Plan) -> Ledger:
         tuple(sorted(alive, key=lambda a: (-a.num_bytes, a.name))),
         tuple((n, p.arena_bytes, p.layout.lower_bound, p.external_bytes) for n, p in plan.programs.items()),
         extra={
+            "peak_bytes": plan.peak_bytes,
             "persistent_bytes": plan.persistent_bytes,
             "arena_bytes": plan.arena_bytes,
             "external_bytes": plan.external_bytes,
+            "comm_bytes": plan.comm_bytes,
             "overhead_flops": plan.overhead_flops,
             "flops": plan.flops,
             "seconds": plan.seconds,

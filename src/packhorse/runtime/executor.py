@@ -46,6 +46,7 @@ class BoundProgram:
         self.batch: dict[str, Tensor] = {}
         self.live = self.peak = 0
         self.seen_high_water: int | None = None
+        self.differences: dict[str, tuple[int, int]] = {}  # adopted value -> (planned, measured) bytes, where they are not the same
         self.steps: list[Callable[[], Any]] = [self._bind(instruction) for instruction in program.instructions]
 
     def run(self, batch: dict[str, Tensor]) -> Measured:
@@ -145,7 +146,10 @@ class BoundProgram:
             for operand, result in zip(outputs, results):
                 if operand is not None:
                     slots[operand.key] = kept = _as_planned(result, operand)
-                    self.live += kept.untyped_storage().nbytes()
+                    size = kept.untyped_storage().nbytes()
+                    self.live += size
+                    if size != operand.extent_bytes:
+                        self.differences[operand.value] = (operand.extent_bytes, size)
             del results
             if self.live > self.peak:
                 self.peak = self.live

@@ -73,28 +73,30 @@ class Step:
 
         measure_outside: watch the allocator during this step (slower), so that the ledger can say what kernels used besides their results.
         Raises BatchError for a batch of another kind than the plan's, BudgetError if its size needs more than the budget, and NonFiniteError, before
-        any parameter is changed, if the loss is NaN or infinite.
+        any parameter is changed, if the loss is NaN or infinite (the random state is put back; running statistics have moved).
         """
         check_model(self.model, self.persistent, self.homes)
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
+        random = torch.get_rng_state()
         programs = [self._program("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
-                loss = self._run(micros, programs)
+                loss = self._run(micros, programs, random)
             external = max(m.external_bytes for m in self.measured.values())
             self.outside_bytes = max(0, watch.peak_bytes - external)
         else:
-            loss = self._run(micros, programs)
+            loss = self._run(micros, programs, random)
         self.num_steps += 1
         if self.scheduler is not None:
             self.scheduler.step()
         self.last = StepResult(loss.item(), *self._norms())
         return loss
 
-    def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
+    def _run(self, micros: list[Any], programs: list[BoundProgram], random: Tensor) -> Tensor:
         measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         loss = self.metrics["loss"].clone()
         if not math.isfinite(loss.item()):
+            torch.set_rng_state(random)
             raise NonFiniteError(
                 f"step {self.num_steps + 1}: the loss is {loss.item()}; parameters and optimizer states are those of before this step; lower the "
                 "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
@@ -233,6 +235,7 @@ class Step:
             ledger,
             measured_peak_bytes=persistent + arena + external,
             measured_comm_bytes=0,
+            differences=tuple((name, *sizes) for bound in self.bound.values() for name, sizes in bound.differences.items()),
             measured=(("persistent", persistent), ("arena", arena), ("external", external)),
         )
 
