@@ -74,6 +74,14 @@ def test_the_first_attempt_in_the_list_wins_whichever_ends_first():
     assert all(result == results[0] for result in results)
 
 
+def test_it_ends_at_the_goal():
+    buffers, _ = tiling(seed=1, num_tiles=400, height=512, length=512)
+    start = first_fit(buffers, by_start(buffers))
+    goal = height_of(buffers, start, 1)
+    offsets = solve(buffers, start, alignment=1, goal=goal, time_limit_s=300, num_workers=1)
+    assert 512 < height_of(buffers, offsets, 1) <= goal  # a search would have reached 512, as in the first test of tilings
+
+
 def test_it_never_returns_worse_than_it_was_given_and_keeps_to_the_time():
     buffers, best = tiling(seed=1, num_tiles=400, height=512, length=512)
     assert solve(buffers, best, alignment=1, goal=0, time_limit_s=0, num_workers=1) == best

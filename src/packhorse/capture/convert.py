@@ -9,7 +9,6 @@ from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.trace import Trace
 from packhorse.errors import CaptureError
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
-from packhorse.graph.operators import operator
 
 # These return their argument; the graph uses the argument itself.
 _IDENTITY = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default"}
@@ -21,6 +20,9 @@ _SILENT_VIEWS = {
     "aten.unsafe_split_with_sizes.default",
     "aten._reshape_alias.default",
 }
+
+# torch tags these as random for the sake of a dropout that their CPU kernel does not have.
+_TAGGED_BUT_STEADY = {"aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
 
 
 class _Converter:
@@ -41,12 +43,15 @@ class _Converter:
         self.known[node] = Ref(self.add_input(node.meta["val"], role, target, f"{role}.{target}" if role == "batch" else target))
 
     def add_input(self, tensor: torch.Tensor, role: str, target: str, name: str) -> str:
-        name = name.replace(" ", "_")
-        while name in self.values:
-            name += "_"
+        name = self.unique(name.replace(" ", "_"))
         value = Value(name, SHORT[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
         self.values[name] = value
         self.inputs.append(Input(value, role, target))
+        return name
+
+    def unique(self, name: str) -> str:
+        while name in self.values:
+            name += "_"
         return name
 
     # -- nodes ----------------------------------------------------------------------------------------------------------------------
@@ -67,6 +72,10 @@ class _Converter:
             raise CaptureError(f"the training step cannot be captured: {self.place(node)} calls {op}, which is not one tensor operator")
         results = node.meta["val"]
         listed = results if isinstance(results, (tuple, list)) else [results]
+        if op == "aten.embedding.default" and len(node.args) > 4 and node.args[4]:
+            raise CaptureError(
+                f"the training step cannot be captured: {self.place(node)} asks for sparse gradients; make the embedding with sparse=False"
+            )
         base = self.viewed(node, op)
         outputs: list[Value | None] = []
         for index, result in enumerate(listed):
@@ -98,15 +107,11 @@ class _Converter:
         return self.rng
 
     def draws(self, op: str, node: torch.fx.Node) -> bool:
-        if operator(op).random:
-            return not (op == "aten.native_dropout.default" and node.args[2] is False)
+        """Whether the call advances the default generator."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        if torch.Tag.nondeterministic_seeded in node.target.tags and not op.startswith("aten._scaled_dot_product"):
-            raise CaptureError(
-                f"the training step cannot be captured: {self.place(node)} calls the random operator {op}, whose draws packhorse cannot chain yet; "
-                "use dropout, rand, randn, bernoulli or multinomial"
-            )
-        return False
+        if op == "aten.native_dropout.default" and node.args[2] is False:
+            return False
+        return torch.Tag.nondeterministic_seeded in node.target.tags and op not in _TAGGED_BUT_STEADY
 
     def viewed(self, node: torch.fx.Node, op: str) -> Value | None:
         """The value whose memory the results share; None if they are fresh."""
@@ -120,7 +125,7 @@ class _Converter:
         return self.values[self.known[first].name]
 
     def value(self, name: str, result: torch.Tensor, base: Value | None) -> Value:
-        shape, strides = tuple(result.shape), tuple(result.stride())
+        name, shape, strides = self.unique(name), tuple(result.shape), tuple(result.stride())
         if base is None:
             return Value(name, SHORT[result.dtype], shape, strides)
         # storage_offset counts from the start of the fake storage, where every root of this graph begins
@@ -172,6 +177,11 @@ def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
             make.placeholder(node, role, target)
         elif node.op == "get_attr":
             tensor = getattr(trace.module, node.target)
+            if not isinstance(tensor, torch.Tensor):
+                raise CaptureError(
+                    f"the training step cannot be captured: it uses a {type(tensor).__name__} of its own inside the model, which packhorse "
+                    "cannot keep (a torch.Generator, for example); draw from the default generator, seeded with torch.manual_seed"
+                )
             make.constants[node.target] = tensor
             make.known[node] = Ref(make.add_input(tensor, "constant", node.target, node.target))
         elif node.op == "call_function":

@@ -18,6 +18,8 @@ from torch.fx.traceback import preserve_node_meta
 from packhorse.capture.batch import call, replace_tensors, signature, tensors_of
 from packhorse.capture.dtypes import SHORT
 from packhorse.capture.location import Location, user_line_of
+from packhorse.capture.native import native_operators
+from packhorse.capture.substitute import substituted
 from packhorse.errors import CaptureError
 from packhorse.graph.ir import Value, contiguous_strides
 
@@ -61,12 +63,12 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
     """
     params = distinct(model.named_parameters(remove_duplicate=False))
     buffers = distinct(model.named_buffers(remove_duplicate=False))
-    names = [*params, *buffers]
+    originals = [*params.values(), *buffers.values()]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = device_of(model)
     location = Location()
     with mode:
-        fakes = [_fake(tensor, device, with_gradients and tensor.requires_grad) for tensor in [*params.values(), *buffers.values()]]
+        fakes = [_fake(tensor, device, with_gradients and tensor.requires_grad) for tensor in originals]
         # the batch stays the caller's, with whatever strides it has; parameters and buffers move to storage of ours
         fakes += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors_of(batch)]
 
@@ -74,14 +76,13 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         """The step as a module without parameters of its own."""
 
         def forward(self, *flat: torch.Tensor) -> torch.Tensor:
-            mapping = dict(zip(names, flat))
-            rebuilt = replace_tensors(batch, list(flat[len(names) :]))
-            with location.inside(model):
-                output = call(lambda *args, **kwargs: torch.func.functional_call(model, mapping, args, kwargs), rebuilt)
-                return loss_of(output, rebuilt, loss)
+            exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
+            rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
+            with substituted(model, exchange), location.inside(model):
+                return loss_of(call(model, rebuilt), rebuilt, loss)
 
     try:
-        with ExitStack() as stack, preserve_node_meta(), torch.set_grad_enabled(with_gradients):
+        with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
             joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
             module = joint.graph_module
     except CaptureError:

@@ -7,7 +7,6 @@ kind       how its kernel delivers results (the recipes themselves are in runtim
 in_place   positions of arguments whose storage the first result may take over, when they have its shape, strides and dtype and die here
 unread     positions of arguments of which the kernel reads only the shape, never the contents: they keep nothing alive
 updates    (result, argument) pairs that must share storage: the kernel changes persistent memory in place
-random     it draws from a random state
 
 Gradient operators keep alive only what they read (Chen et al. 2016, section 3): `unread` is where PyTorch's own formulas
 hold a tensor for its shape alone. The bytes each operator saves are listed in graph/saved.py.
@@ -26,7 +25,6 @@ class Operator:
     in_place: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
-    random: bool = False
     scratch: Callable[[Node, "dict"], int] | None = None  # (node, values) -> bytes of scratch in the arena
 
 
@@ -170,22 +168,10 @@ OPERATORS: dict[str, Operator] = {
     "aten.arange.start": Operator("out"),
     "aten.arange.start_step": Operator("out"),
     # dropout: one byte an element is kept
-    "aten.native_dropout.default": Operator("out", random=True),
+    "aten.native_dropout.default": Operator("out"),
     "aten.native_dropout_backward.default": Operator("out"),
-    "aten.bernoulli.p": Operator("adopt", random=True),
-    "aten.bernoulli.default": Operator("adopt", random=True),
-    "aten.rand.default": Operator("adopt", random=True),
-    "aten.rand_like.default": Operator("adopt", unread=(0,), random=True),
-    "aten.randn.default": Operator("adopt", random=True),
-    "aten.randn_like.default": Operator("adopt", unread=(0,), random=True),
-    "aten.randint.default": Operator("adopt", random=True),
-    "aten.randint.low": Operator("adopt", random=True),
-    "aten.randperm.default": Operator("adopt", random=True),
-    "aten.multinomial.default": Operator("adopt", random=True),
-    "aten.normal.Tensor_float": Operator("adopt", random=True),
-    "aten.uniform.default": Operator("adopt", random=True),
-    "aten.exponential.default": Operator("adopt", random=True),
-    "aten.rrelu_with_noise_functional.default": Operator("adopt", random=True),
+    "aten.rand_like.default": Operator("adopt", unread=(0,)),
+    "aten.randn_like.default": Operator("adopt", unread=(0,)),
     # pooling: indices are kept, the input is not
     "aten.max_pool2d_with_indices.default": Operator("out"),
     "aten.max_pool2d_with_indices_backward.default": Operator("out", unread=(1,)),

@@ -4,8 +4,8 @@
 
 The height is that of the highest piece, so that one is worked on until it reaches the goal, is proven lowest, or time is up. For a
 piece the question is always "is there a layout no higher than this target?", put to a fixed list of attempts with fixed seeds:
-beam search (beam.py) and CP-SAT restarts (cpsat.py). The first target is the goal itself, since the lower bound is nearly always
-met; the next is half way between what failed and the best height known; then the goal again with attempts twice as long, and so on.
+beam search (beam.py) and CP-SAT restarts (cpsat.py). After a sketch by narrow beams the first target is the goal itself, since the
+lower bound is nearly always met; the next is half way between what failed and the best height known; then the goal again with attempts twice as long, and so on.
 
 Deterministic apart from the time limit: attempts end after counted work, and of attempts that run side by side the first in
 the list wins, whichever ends first. So the number of workers changes the time, not the answer.
@@ -32,6 +32,7 @@ from packhorse.units import align_up
 
 # Above this many terms a CP-SAT model takes longer to load than it saves.
 MAX_TERMS = 50_000
+SKETCH_WIDTH = 16  # partial layouts of the first, quick beams
 # The tables of the beam search hold a number for each pair of a box and a live set, and of a box and a new partial layout;
 # with more than this many they would take more memory than a planner should.
 MAX_CELLS = 20_000_000
@@ -49,6 +50,7 @@ class _PieceState:
     proven: int  # no layout of this piece is lower
     tried: int  # targets between the goal and this one failed since the last start over
     turn: int = 0
+    is_sketched: bool = False
 
     @property
     def top(self) -> int:
@@ -86,7 +88,11 @@ def solve(
         highest = max(states, key=lambda state: state.top)
         if highest.top * unit <= goal or highest.height == highest.proven or not _attempts(highest.boxes, 0):
             break
-        _work(highest, goal // unit - highest.base, deadline, num_workers)
+        if highest.is_sketched or len(highest.boxes) * len(live_sets(highest.boxes)) > MAX_CELLS:
+            _work(highest, goal // unit - highest.base, deadline, num_workers)
+        else:
+            _sketch(highest, goal // unit - highest.base, deadline)
+            highest.is_sketched = True
     for state in states:
         found[state.members] = state.base + state.offsets
     offsets = np.zeros(len(buffers), np.int64)
@@ -110,6 +116,22 @@ def _first_state(boxes: Boxes, members: NDArray[np.int64], base: int, before: ND
     return _PieceState(boxes, members, base, best, int((best + boxes.size).max()), proven=load, tried=load)
 
 
+def _sketch(state: _PieceState, goal: int, deadline: float) -> None:
+    """Narrow beams only, at the goal and then half way up again and again: most of the way in a short time."""
+    low = max(goal, state.proven)
+    target = low
+    while low < state.height - state.height // 64 and time.monotonic() < deadline:
+        offsets = beam_search(
+            state.boxes, target, width=SKETCH_WIDTH, branching=5, seed=0, stop=lambda: time.monotonic() > deadline
+        )
+        if offsets is None:
+            low = target + 1
+        else:
+            state.offsets = offsets
+            state.height = int((offsets + state.boxes.size).max())
+        target = (low + state.height) // 2
+
+
 def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
     """One target tried once: lowers `height`, raises `proven`, or narrows what is left to try."""
     lowest = max(goal, state.proven)
@@ -121,7 +143,8 @@ def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> N
     if answer.offsets is not None:
         state.offsets = answer.offsets
         state.height = int((answer.offsets + state.boxes.size).max())
-    elif answer.impossible:
+        return  # the same turn again, on a lower target: what just worked may work once more
+    if answer.impossible:
         state.proven = target + 1
     elif is_between:
         state.tried = target + 1

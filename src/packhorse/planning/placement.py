@@ -51,8 +51,8 @@ class CopyOut:
 
 @dataclass(frozen=True)
 class Placement:
-    """homes: root name -> Home. storages: arena buffers and external slots. hollow_bytes: the largest storage of which only the shape is still
-    needed after it died (the arena must be at least as large)."""
+    """homes: root name -> Home. storages: arena buffers and external slots. hollow_bytes: the largest value of which a node reads only the shape
+    (it points into the arena, which must be as large)."""
 
     homes: dict[str, Home]
     storages: tuple[Storage, ...]
@@ -209,13 +209,8 @@ class _Placer:
         return found, scratch
 
     def hollow_bytes(self) -> int:
-        largest = 0
-        for time, node in enumerate(self.graph.nodes):
-            for name in unread(node):
-                root = self.values[name].root
-                if root in self.spans and self.spans[root].upper <= time:
-                    largest = max(largest, self.values[name].extent_bytes)
-        return largest
+        looked_at = [self.values[name] for node in self.graph.nodes for name in unread(node)]
+        return max((v.extent_bytes for v in looked_at if self.homes[v.root].space in ("arena", "external")), default=0)
 
 
 def same_layout(shape: tuple[int, ...], ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:

@@ -14,22 +14,21 @@ class _Lowering:
     def __init__(self, planned: GraphPlan):
         self.planned, self.graph = planned, planned.graph
         self.homes, self.offsets = planned.placement.homes, planned.layout.offsets
-        self.upper = {root: s.upper for s in planned.placement.storages for root in s.roots}
 
-    def operand(self, value: Value, time: int, unread: bool = False) -> Operand:
+    def operand(self, value: Value, unread: bool = False) -> Operand:
         home = self.homes[value.root]
-        if unread and home.space in ("arena", "external") and self.upper[value.root] <= time:
+        if unread and home.space in ("arena", "external"):
             return Operand("hollow", "", 0, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
         start = self.offsets[home.key] if home.space == "arena" else home.offset
         return Operand(
             home.space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes
         )
 
-    def arg(self, arg: Arg, time: int, unread: bool = False) -> Argument:
+    def arg(self, arg: Arg, unread: bool = False) -> Argument:
         if isinstance(arg, Ref):
-            return self.operand(self.graph.values[arg.name], time, unread)
+            return self.operand(self.graph.values[arg.name], unread)
         if isinstance(arg, tuple):
-            return tuple(self.arg(item, time, unread) for item in arg)
+            return tuple(self.arg(item, unread) for item in arg)
         return arg
 
     def instructions(self) -> list[Instruction]:
@@ -40,9 +39,9 @@ class _Lowering:
         for time, node in enumerate(self.graph.nodes):
             if not node.is_view:
                 row = operator(node.op)
-                args = tuple(self.arg(a, time, position in row.unread) for position, a in enumerate(node.args))
-                kwargs = tuple((key, self.arg(value, time)) for key, value in node.kwargs)
-                outputs = tuple(None if v is None else self.operand(v, time) for v in node.outputs)
+                args = tuple(self.arg(a, position in row.unread) for position, a in enumerate(node.args))
+                kwargs = tuple((key, self.arg(value)) for key, value in node.kwargs)
+                outputs = tuple(None if v is None else self.operand(v) for v in node.outputs)
                 adopts = row.kind == "adopt"
                 found.append(Call(node.op, args, kwargs, outputs, self.scratch(time), adopts, (), time, node.phase, node.module, node.source))
             found += [self.copy(copy, time) for copy in copies.get(time, ())]
@@ -61,7 +60,7 @@ class _Lowering:
         value = self.graph.values[copy.name]
         kept = f"{copy.target[0]} {copy.target[1]}"
         target = Operand("persistent", copy.home.key, copy.home.offset, value.dtype, value.shape, copy.strides, kept, kept, value.extent_bytes)
-        return Copy(self.operand(value, time), target, (), time)
+        return Copy(self.operand(value), target, (), time)
 
     def scratch(self, time: int) -> Operand | None:
         name = self.planned.placement.scratch.get(time)
@@ -77,7 +76,7 @@ def lower(planned: GraphPlan) -> Program:
     after = len(planned.graph.nodes)
     copied = {copy.target: lowering.copy(copy, after - 1).target for copy in planned.placement.copies}
     outputs = tuple(
-        (out.role, out.target, copied.get((out.role, out.target)) or lowering.operand(planned.graph.values[out.name], after))
+        (out.role, out.target, copied.get((out.role, out.target)) or lowering.operand(planned.graph.values[out.name]))
         for out in planned.graph.outputs
         if out.role != "random"
     )

@@ -103,7 +103,7 @@ def embedding(outs, scratch, weight: Tensor, indices: Tensor, *_: Any, **__: Any
 def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> None:
     """(..., H) -> (V, H): each row added to its token's, in the order of the tokens; the padding token's row is zero."""
     target = outs[0]
-    if target.is_cuda:  # index_add_ adds in no fixed order there; the operator's own kernel sorts first
+    if scale_grad_by_freq or target.is_cuda:  # on a GPU index_add_ adds in no fixed order; the operator's own kernel sorts first
         target.copy_(aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq))
         return
     target.zero_()

@@ -1,6 +1,7 @@
 """The compiled step: one optimizer step of a model, run by its programs. What `packhorse.compile` returns."""
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +89,9 @@ class Step:
             loss = self._run(micros, programs, random)
         self.num_steps += 1
         if self.scheduler is not None:
-            self.scheduler.step()
+            with warnings.catch_warnings():  # torch sees that its optimizer's own step is never called
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                self.scheduler.step()
         self.last = StepResult(loss.item(), *self._norms())
         return loss
 
