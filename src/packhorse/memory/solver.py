@@ -32,6 +32,7 @@ from packhorse.units import align_up
 
 # Above this many terms a CP-SAT model takes longer to load than it saves.
 MAX_TERMS = 50_000
+EASY_TERMS = 4_500  # up to here one is worth asking at once
 SKETCH_WIDTH = 16  # partial layouts of the first, quick beams
 # The tables of the beam search hold a number for each pair of a box and a live set, and of a box and a new partial layout;
 # with more than this many they would take more memory than a planner should.
@@ -217,7 +218,8 @@ def _attempts(boxes: Boxes, level: int) -> list[_Beam | _Constraint]:
             _Beam(min(width << level, widest), branching, seed=level) for width, branching in ((64, 5), (128, 5), (64, 12))
         ]
     constraints: list[_Constraint] = []
-    if terms <= MAX_TERMS:
+    # In a large model a conflict can take half a second, so wider and wider beams are tried before the first of them.
+    if terms <= min(EASY_TERMS << level, MAX_TERMS) or not beams and terms <= MAX_TERMS:
         # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
         conflicts = max(25, 250 * 1500 // max(terms, 1500)) << level
         constraints = [

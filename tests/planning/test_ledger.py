@@ -1,0 +1,65 @@
+"""Where the bytes of a GPT go: the in-place rewrites that the ledger's figures rest on."""
+
+import pytest
+import torch
+from zoo import batch_for, gpt
+
+import packhorse as ph
+from packhorse.graph.loss_rows import FUSED
+
+pytestmark = pytest.mark.cpu
+
+
+def plan_of(model, micros=1, **options):
+    batch = [batch_for(model, seed=k) for k in range(micros)] if micros > 1 else batch_for(model)
+    return ph.plan(model, batch, optimizer=torch.optim.AdamW(model.parameters()), num_micro_batches=micros, **options)
+
+
+def storage_of(planned, op):
+    """The roots that share the storage of the first result of the (first) node of an operator."""
+    node = next(n for n in planned.graph.nodes if n.op == op)
+    return next(s.roots for s in planned.placement.storages if node.outputs[0].name in s.roots)
+
+
+def test_logits_log_probabilities_and_their_gradient_are_one_storage():
+    planned = plan_of(gpt().train()).programs["first"]
+    made = {v.name: n.op for n in planned.graph.nodes for v in n.outputs if v is not None}
+    assert [made[root] for root in storage_of(planned, FUSED)] == ["aten.mm.default", "aten._log_softmax.default", FUSED]
+
+
+def test_gradients_are_accumulated_where_they_persist():
+    planned = plan_of(gpt().train(), micros=2).programs["next"]
+    totals = [o.name for o in planned.graph.outputs if o.role == "grad"]
+    homes = planned.placement.homes
+    assert all(homes[planned.graph.values[name].root].space == "persistent" for name in totals)
+    assert not planned.placement.copies
+
+
+def test_gradients_of_matrix_products_are_written_straight_home():
+    planned = plan_of(gpt().train()).programs["first"]
+    copied = {c.target[1] for c in planned.placement.copies}
+    assert copied == {n for n, _ in gpt().named_parameters() if ".norm" in n or n.startswith("norm")}  # layer norm's kernel allocates its results
+
+
+def test_the_lines_add_up_to_the_peak():
+    ledger = plan_of(gpt().train(), clip_norm=1.0).to_dict()
+    assert sum(ledger["lines"].values()) == ledger["predicted_peak_bytes"] == ledger["peak_bytes"]
+    assert ledger["peak_bytes"] == ledger["persistent_bytes"] + ledger["arena_bytes"] + ledger["external_bytes"]
+    saved = sum(item["bytes"] for item in ledger["alive"] if item["kind"] == "saved value")
+    assert saved == ledger["lines"]["arena: saved values"]
+    assert all("gpt.py" in item["place"] for item in ledger["alive"])
+
+
+def test_parameters_that_the_optimizer_does_not_hold_keep_their_gradient_only():
+    model = gpt().train()
+    some = [p for n, p in model.named_parameters() if n.startswith("blocks.0")]
+    plan = ph.plan(model, batch_for(model), optimizer=torch.optim.AdamW(some), clip_norm=1.0)
+    num, num_some = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in some)
+    kinds = plan.persistent.bytes_by_kind()
+    assert (kinds["parameters"], kinds["gradients"], kinds["optimizer states"]) == (4 * num, 4 * num, 8 * num_some + 4)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    step = ph.compile(model, plan)
+    step(batch_for(model))
+    moved = {n for n, p in model.named_parameters() if not torch.equal(before[n], p)}
+    assert moved == {n for n, _ in model.named_parameters() if n.startswith("blocks.0")}
+    assert set(step.grads()) == {n for n, _ in model.named_parameters()}
