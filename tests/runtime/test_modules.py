@@ -42,6 +42,25 @@ class Tokens(nn.Module):
         return F.cross_entropy(self.out(self.embed(x)).flatten(0, 1), x.flatten(), label_smoothing=0.1)
 
 
+class Unrolled(nn.Module):
+    """An LSTM over time as cells: thousands of small buffers, gradients of one weight added up over steps."""
+
+    def __init__(self, steps=12):
+        super().__init__()
+        self.cells, self.out = nn.ModuleList(nn.LSTMCell(16, 16) for _ in range(2)), nn.Linear(16, 16)
+        self.steps = steps
+
+    def forward(self, x):
+        state, loss = [(torch.zeros(4, 16), torch.zeros(4, 16)) for _ in self.cells], 0.0
+        for _ in range(self.steps):
+            h = x
+            for k, cell in enumerate(self.cells):
+                state[k] = cell(h, state[k])
+                h = state[k][0]
+            loss = loss + (self.out(h) - x).square().mean()
+        return loss
+
+
 class Average(nn.Module):
     """Buffers changed in place, replaced, and counted."""
 
@@ -106,6 +125,7 @@ CASES = {
     "autograd.Function": lambda: Around(Clamp.apply),
     "autocast": lambda: Around(autocast),
     "moving averages": Average,
+    "unrolled lstm": Unrolled,
     "grouped dilated convolution": lambda: Images(
         nn.Conv2d(3, 6, 3, stride=2, groups=3, dilation=2), nn.ReLU(inplace=True), nn.Dropout2d(0.2), nn.Conv2d(6, 4, 1)
     ),

@@ -9,6 +9,7 @@ from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.greedy import METHODS
 from packhorse.memory.solver import solve
+from packhorse.memory.wheel import squeaky_wheel
 from packhorse.units import align_up
 
 
@@ -20,7 +21,7 @@ def lay_out(
     capacity: int | None = None,
     num_workers: int = 1,
 ) -> Layout:
-    """The lowest layout found: fast placements first, then a search, and each only while the height misses the goal.
+    """The lowest layout found: fast placements first, then the same with promotions, then a search, and each only while the height misses the goal.
 
     alignment      every offset is a multiple of it; sizes count rounded up to it
     time_limit_s   for all of it; the first fast placement is always made. 0 gives that one
@@ -38,6 +39,9 @@ def lay_out(
     bound = lower_bound(buffers, alignment)
     goal = bound if capacity is None else max(bound, capacity)
     best = greedy_layout(buffers, alignment, goal=goal, deadline=deadline)
+    if best.height > goal and time.monotonic() < deadline:
+        turned = _layout(buffers, squeaky_wheel(buffers, alignment, goal, deadline), bound, alignment, "squeaky wheel")
+        best = turned if turned.height < best.height else best
     left = deadline - time.monotonic()
     if best.height <= goal or left <= 0:
         return best

@@ -3,9 +3,10 @@
     buffers -> boxes (sizes in their greatest common divisor) -> pieces (pieces.py) -> each piece lower and lower -> offsets
 
 The height is that of the highest piece, so that one is worked on until it reaches the goal, is proven lowest, or time is up. For a
-piece the question is always "is there a layout no higher than this target?", put to a fixed list of attempts with fixed seeds:
-beam search (beam.py) and CP-SAT restarts (cpsat.py). After a sketch by narrow beams the first target is the goal itself, since the
-lower bound is nearly always met; the next is half way between what failed and the best height known; then the goal again with attempts twice as long, and so on.
+piece the question is always "is there a layout no higher than this target?", put to a fixed list of attempts with fixed seeds.
+The first target is the goal itself, since the lower bound is nearly always met; after a failure the next is half way up to the
+best height known. Effort comes in levels, each about twice the one before: beam searches (beam.py), quick even where they fail,
+halve the distance again and again; then CP-SAT restarts (cpsat.py), slow but better without room to spare, try two targets.
 
 Deterministic apart from the time limit: attempts end after counted work, and of attempts that run side by side the first in
 the list wins, whichever ends first. So the number of workers changes the time, not the answer.
@@ -16,7 +17,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
 from math import gcd
 
 import numpy as np
@@ -33,7 +33,6 @@ from packhorse.units import align_up
 # Above this many terms a CP-SAT model takes longer to load than it saves.
 MAX_TERMS = 50_000
 EASY_TERMS = 4_500  # up to here one is worth asking at once
-SKETCH_WIDTH = 16  # partial layouts of the first, quick beams
 # The tables of the beam search hold a number for each pair of a box and a live set, and of a box and a new partial layout;
 # with more than this many they would take more memory than a planner should.
 MAX_CELLS = 20_000_000
@@ -49,13 +48,25 @@ class _PieceState:
     offsets: NDArray[np.int64]
     height: int  # of `offsets`
     proven: int  # no layout of this piece is lower
-    tried: int  # targets between the goal and this one failed since the last start over
-    turn: int = 0
-    is_sketched: bool = False
+    level: int = 0  # of effort, for the next time it is worked on
 
     @property
     def top(self) -> int:
         return self.base + self.height
+
+
+@dataclass(frozen=True)
+class _Beam:
+    width: int
+    branching: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Constraint:
+    search: Search
+    max_conflicts: int
+    seed: int
 
 
 def solve(
@@ -87,13 +98,9 @@ def solve(
     states = [_first_state(boxes.take(part.members), part.members, part.base, before[part.members], deadline) for part in parts]
     while states and time.monotonic() < deadline:
         highest = max(states, key=lambda state: state.top)
-        if highest.top * unit <= goal or highest.height == highest.proven or not _attempts(highest.boxes, 0):
+        if highest.top * unit <= goal or highest.height == highest.proven or _is_too_large(highest.boxes):
             break
-        if highest.is_sketched or len(highest.boxes) * len(live_sets(highest.boxes)) > MAX_CELLS:
-            _work(highest, goal // unit - highest.base, deadline, num_workers)
-        else:
-            _sketch(highest, goal // unit - highest.base, deadline)
-            highest.is_sketched = True
+        _work(highest, goal // unit - highest.base, deadline, num_workers)
     for state in states:
         found[state.members] = state.base + state.offsets
     offsets = np.zeros(len(buffers), np.int64)
@@ -114,47 +121,47 @@ def _first_state(boxes: Boxes, members: NDArray[np.int64], base: int, before: ND
         offsets = np.array(place(buffers, order(buffers), 1), np.int64)
         if (offsets + boxes.size).max() < (best + boxes.size).max():
             best = offsets
-    return _PieceState(boxes, members, base, best, int((best + boxes.size).max()), proven=load, tried=load)
+    return _PieceState(boxes, members, base, best, int((best + boxes.size).max()), proven=load)
 
 
-def _sketch(state: _PieceState, goal: int, deadline: float) -> None:
-    """Narrow beams only, at the goal and then half way up again and again: most of the way in a short time."""
-    low = max(goal, state.proven)
-    target = low
-    while low < state.height - state.height // 64 and time.monotonic() < deadline:
-        offsets = beam_search(
-            state.boxes, target, width=SKETCH_WIDTH, branching=5, seed=0, stop=lambda: time.monotonic() > deadline
-        )
-        if offsets is None:
-            low = target + 1
-        else:
-            state.offsets = offsets
-            state.height = int((offsets + state.boxes.size).max())
-        target = (low + state.height) // 2
+def _is_too_large(boxes: Boxes) -> bool:
+    sets = live_sets(boxes)
+    return len(boxes) * len(sets) > MAX_CELLS and sum(len(members) for members in sets) > MAX_TERMS
 
 
 def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
-    """One target tried once: lowers `height`, raises `proven`, or narrows what is left to try."""
-    lowest = max(goal, state.proven)
-    level, is_between = divmod(state.turn, 2)
-    if state.tried < lowest or state.tried >= state.height:
-        state.tried = lowest
-    target = min((state.tried + state.height) // 2, state.height - 1) if is_between else lowest
-    answer = _try(state.boxes, target, level, deadline, num_workers)
+    """One level of effort: lowers `height` or raises `proven` where it can. Stops early when `height` is at most the goal or proven."""
+    beams, constraints = _beams(state.boxes, state.level), _constraints(state.boxes, state.level)
+    state.level += 1
+    low = max(goal, state.proven)
+    target = low
+    while beams and low < state.height - state.height // 64 and time.monotonic() < deadline:
+        low = _ask(state, target, beams, low, deadline, num_workers)
+        target = (low + state.height) // 2
+    low = max(goal, state.proven)
+    target = low
+    for _ in range(2 if constraints else 0):
+        if low < state.height:
+            low = _ask(state, target, constraints, low, deadline, num_workers)
+        target = (low + state.height) // 2
+
+
+def _ask(
+    state: _PieceState, target: int, attempts: Sequence[_Beam | _Constraint], low: int, deadline: float, num_workers: int
+) -> int:
+    """Looks for a layout of the piece no higher than `target` -> the lowest target worth asking for next, if `low` was that before."""
+    answer = _try(state.boxes, target, attempts, deadline, num_workers)
     if answer.offsets is not None:
         state.offsets = answer.offsets
         state.height = int((answer.offsets + state.boxes.size).max())
-        return  # the same turn again, on a lower target: what just worked may work once more
+        return low
     if answer.impossible:
         state.proven = target + 1
-    elif is_between:
-        state.tried = target + 1
-    state.turn += 1
+    return target + 1
 
 
-def _try(boxes: Boxes, capacity: int, level: int, deadline: float, num_workers: int) -> Answer:
-    """One round of attempts, `num_workers` at a time."""
-    attempts = _attempts(boxes, level)
+def _try(boxes: Boxes, capacity: int, attempts: Sequence[_Beam | _Constraint], deadline: float, num_workers: int) -> Answer:
+    """The answer of the first attempt in the list that has one; `num_workers` run at a time."""
     settled = threading.Event()
     solvers: list[cp_model.CpSolver] = []
 
@@ -193,41 +200,27 @@ def _try(boxes: Boxes, capacity: int, level: int, deadline: float, num_workers: 
     return Answer(None)
 
 
-@dataclass(frozen=True)
-class _Beam:
-    width: int
-    branching: int
-    seed: int
+def _beams(boxes: Boxes, level: int) -> list[_Beam]:
+    """One quick one at level 0, then three that get wider; none where their tables would be too large."""
+    if len(boxes) * len(live_sets(boxes)) > MAX_CELLS:
+        return []
+    widest = max(1, MAX_CELLS // (12 * len(boxes)))
+    shapes = ((64, 5), (128, 5), (64, 12)) if level else ((16, 5),)
+    return [_Beam(min(width << max(level - 1, 0), widest), branching, seed=max(level - 1, 0)) for width, branching in shapes]
 
 
-@dataclass(frozen=True)
-class _Constraint:
-    search: Search
-    max_conflicts: int
-    seed: int
-
-
-def _attempts(boxes: Boxes, level: int) -> list[_Beam | _Constraint]:
-    """What one round tries, in order; none for a problem too large. The kinds alternate: where one is slow the other is often quick."""
-    sets = live_sets(boxes)
-    terms = sum(len(members) for members in sets)
-    beams: list[_Beam] = []
-    if len(boxes) * len(sets) <= MAX_CELLS:
-        widest = max(1, MAX_CELLS // (12 * len(boxes)))
-        beams = [
-            _Beam(min(width << level, widest), branching, seed=level) for width, branching in ((64, 5), (128, 5), (64, 12))
-        ]
-    constraints: list[_Constraint] = []
-    # In a large model a conflict can take half a second, so wider and wider beams are tried before the first of them.
-    if terms <= min(EASY_TERMS << level, MAX_TERMS) or not beams and terms <= MAX_TERMS:
-        # A conflict costs more in a larger model; the attempts of a round are to take about equally long.
-        conflicts = max(25, 250 * 1500 // max(terms, 1500)) << level
-        constraints = [
-            _Constraint(Search.LIFESPAN, conflicts, seed=2 * level),
-            _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * level),
-            _Constraint(Search.RANDOM, conflicts, seed=2 * level),
-            _Constraint(Search.LIFESPAN, conflicts, seed=2 * level + 1),
-            _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * level + 1),
-            _Constraint(Search.RANDOM, conflicts, seed=2 * level + 1),
-        ]
-    return [attempt for pair in zip_longest(beams, constraints) for attempt in pair if attempt is not None]
+def _constraints(boxes: Boxes, level: int) -> list[_Constraint]:
+    """Short ones at level 0, twice as long at each next one; none yet, or none at all, for a large model."""
+    terms = sum(len(members) for members in live_sets(boxes))
+    if terms > min(EASY_TERMS << level, MAX_TERMS):
+        return []
+    # A conflict costs more in a larger model; the attempts of a level are to take about equally long.
+    conflicts = max(25, 250 * 1500 // max(terms, 1500)) << level
+    return [
+        _Constraint(Search.LIFESPAN, conflicts, seed=2 * level),
+        _Constraint(Search.AUTOMATIC, 2 * conflicts, seed=2 * level),
+        _Constraint(Search.RANDOM, conflicts, seed=2 * level),
+        _Constraint(Search.LIFESPAN, conflicts, seed=2 * level + 1),
+        _Constraint(Search.AUTOMATIC, 10 * conflicts, seed=2 * level + 1),
+        _Constraint(Search.RANDOM, conflicts, seed=2 * level + 1),
+    ]
