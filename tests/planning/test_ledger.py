@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from zoo import batch_for, gpt
 
 import packhorse as ph
 from packhorse.graph.loss_rows import FUSED
+from zoo import batch_for, gpt
 
 pytestmark = pytest.mark.cpu
 

@@ -144,6 +144,8 @@ def test_wrong_batches_are_named():
         ({"ids": batch["ids"]}, "structure"),
         ([batch, batch], "num_micro_batches=1"),
         (3, "dict"),
+        ({k: v.numpy() for k, v in batch.items()}, "as_tensor"),
+        ({k: v.to("meta") for k, v in batch.items()}, "is on meta"),
     ]:
         with pytest.raises(BatchError, match=text):
             step(wrong)
@@ -183,9 +185,19 @@ def test_misuse_is_refused_with_a_reason():
             ph.plan(model, batch, optimizer=torch.optim.AdamW(model.parameters()), **option)
     with pytest.raises(UserError, match="one rank"):
         ph.Mesh(dp=2)
-    step = ph.compile(model, ph.plan(model, batch, optimizer=torch.optim.AdamW(model.parameters())))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = ph.compile(model, ph.plan(model, batch, optimizer=optimizer))
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(UserError, match="amsgrad"):
+        step(batch)
+    optimizer.param_groups[0]["amsgrad"] = False
+    model.tokens.weight.requires_grad_(False)
+    with pytest.raises(UserError, match=r"requires_grad of 'tokens.weight'"):
+        step(batch)
+    model.tokens.weight.requires_grad_(True)
+    step(batch)
     model.double()
-    with pytest.raises(UserError, match="moved or replaced"):
+    with pytest.raises(UserError, match="moved, replaced"):
         step(batch)
 
 

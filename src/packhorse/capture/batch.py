@@ -46,6 +46,12 @@ def signature(batch: Any) -> Signature:
     flat, spec = pytree.tree_flatten_with_path(batch)
     leaves, constants = [], []
     for path, leaf in flat:
+        if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
+            raise BatchError(
+                f"batch entry {leaf_name(path)!r} is a {type(leaf).__module__}.{type(leaf).__name__}; a batch is made "
+                f"of tensors, numbers, strings and "
+                "None (in dicts, tuples and lists): convert it, for example with torch.as_tensor"
+            )
         if isinstance(leaf, torch.Tensor):
             leaves.append(Leaf(leaf_name(path), leaf.dtype, tuple(leaf.shape), tuple(leaf.stride())))
         else:

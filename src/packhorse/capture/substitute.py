@@ -52,7 +52,7 @@ def _write_back(module: torch.nn.Module, name: str, given: Tensor) -> None:
         seen = "removed" if now is None else f"{now.dtype} of shape {list(now.shape)}"
         raise CaptureError(
             f"the training step cannot be captured: the forward of {type(module).__name__} replaces its buffer {name!r} "
-            f"({given.dtype} of shape {list(given.shape)}) by another ({seen}); a plan has fixed sizes: give the buffer its largest size from the start"
+            f"({given.dtype} of shape {list(given.shape)}) by another ({seen}); a plan has fixed sizes: give it its largest size from the start"
         )
     with torch.no_grad():
         given.copy_(now)

@@ -1,7 +1,8 @@
 """Squeaky wheel: place everything, move the buffers that ended too high to the front of the order, place again.
 
-A buffer that stands above the goal was placed too late to find its room. Brought forward, it is placed sooner the next time, and a few such rounds close
-the small gaps that a fixed order leaves on graphs of thousands of buffers. Source of the idea: Joslin & Clements 1999, "Squeaky wheel" optimization.
+A buffer that stands above the goal was placed too late to find its room. Brought forward, it is placed sooner the next time, and a few
+such rounds close the small gaps that a fixed order leaves on graphs of thousands of buffers. Source of the idea: Joslin & Clements 1999,
+"Squeaky Wheel" Optimization.
 """
 
 import time

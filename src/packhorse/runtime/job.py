@@ -23,6 +23,14 @@ class Job:
     constants: dict[str, Tensor]
     parameters: dict[str, torch.nn.Parameter]
 
+    def structure(self) -> list[tuple]:
+        """What of each parameter group decides which memory a step needs; it must not change after planning."""
+        flags = ("fused", "amsgrad", "nesterov", "maximize")
+        return [
+            (len(group["params"]), *(bool(group.get(flag)) for flag in flags), group.get("momentum", 0) != 0, group["weight_decay"] != 0)
+            for group in self.optimizer.param_groups
+        ]
+
     def import_optimizer_state(self, persistent: Persistent, runs: dict[str, Tensor]) -> None:
         """Takes over the moments and step counts that the torch optimizer already has (from earlier steps or load_state_dict).
 

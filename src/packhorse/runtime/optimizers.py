@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.errors import UserError
 from packhorse.graph.operators import update_batches
 
 
@@ -24,19 +23,10 @@ def _temporaries(scratch: Tensor | None, like: Tensor, number: int) -> list[Tens
 def _scaled(grad: Tensor, coefficient: Tensor | None, negate: bool, space: list[Tensor]) -> Tensor:
     """The gradient, scaled and negated as asked, in the first temporary; the gradient itself if neither."""
     if coefficient is not None:
-        grad = torch.mul(grad, coefficient, out=_first(space)[: grad.numel()])
+        grad = torch.mul(grad, coefficient, out=space[0][: grad.numel()])
     if negate:
-        grad = torch.neg(grad, out=_first(space)[: grad.numel()])
+        grad = torch.neg(grad, out=space[0][: grad.numel()])
     return grad
-
-
-def _first(space: list[Tensor]) -> Tensor:
-    if not space:
-        raise UserError(
-            "the optimizer's weight_decay, nesterov or maximize was switched on after the step was planned, and the plan holds no memory for what "
-            "that needs; set it before packhorse.plan"
-        )
-    return space[0]
 
 
 def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient, hyper, fused: bool, decoupled: bool, pieces, temporaries) -> None:
@@ -64,7 +54,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
         if decay != 0 and decoupled:
             p.mul_(1 - lr * decay)
         elif decay != 0:
-            g = torch.add(g, p, alpha=decay, out=_first(space[:-1])[: end - start])
+            g = torch.add(g, p, alpha=decay, out=space[0][: end - start])
         m.lerp_(g, 1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         if largest is not None:
@@ -108,14 +98,14 @@ def sgd_momentum(
         p = param[start:end]
         g = _scaled(grad[start:end], coefficient, maximize, space)
         if decay != 0:
-            g = torch.add(g, p, alpha=decay, out=_first(space)[: end - start])
+            g = torch.add(g, p, alpha=decay, out=space[0][: end - start])
         if buffer is not None:
             b = buffer[start:end]
             if first:
                 b.copy_(g)
             else:
                 b.mul_(momentum).add_(g, alpha=1 - dampening)
-            g = torch.add(g, b, alpha=momentum, out=_first(space)[: end - start]) if nesterov else b
+            g = torch.add(g, b, alpha=momentum, out=space[0][: end - start]) if nesterov else b
         p.add_(g, alpha=-lr)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from packhorse.capture.batch import Signature, check_like, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture, capture_evaluation
 from packhorse.capture.trace import device_of
-from packhorse.errors import BudgetError, CaptureError, NonFiniteError
+from packhorse.errors import BatchError, BudgetError, CaptureError, NonFiniteError, UserError
 from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.persistent import Persistent, make_run
@@ -22,7 +22,7 @@ from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.job import Job
 from packhorse.runtime.reference import first_nonfinite
-from packhorse.runtime.storage import allocate, check_model, move_model, views
+from packhorse.runtime.storage import allocate, check_model, homes_of, move_model, views
 from packhorse.units import format_bytes
 
 
@@ -52,9 +52,8 @@ class Step:
         self._load_constants(plan.persistent, job.constants)
         views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
         job.import_optimizer_state(self.persistent, self.runs)
-        self.homes = {
-            n: t.data_ptr() for n, t in [*views(plan.persistent, self.runs, "param").items(), *views(plan.persistent, self.runs, "buffer").items()]
-        }
+        self.homes = homes_of(model)
+        self.structure = job.structure()
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.arena = Arena(plan.arena_bytes, self.device)
         self.planned: dict[tuple, GraphPlan] = {}
@@ -76,7 +75,7 @@ class Step:
         Raises BatchError for a batch of another kind than the plan's, BudgetError if its size needs more than the budget, and NonFiniteError, before
         any parameter is changed, if the loss is NaN or infinite (the random state is put back; running statistics have moved).
         """
-        check_model(self.model, self.persistent, self.homes)
+        self._check()
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
         random = torch.get_rng_state()
         programs = [self._program("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
@@ -109,6 +108,17 @@ class Step:
         self.measured = measured
         return loss
 
+    def _check(self) -> None:
+        """Model and optimizer are still those that were planned."""
+        check_model(self.model, self.homes)
+        if self.job.structure() != self.structure:
+            raise UserError(
+                "a parameter group was added, or its fused, amsgrad, nesterov, maximize or the presence of momentum "
+                "or weight decay was changed, since "
+                "packhorse.plan; these decide what memory a step needs: plan and compile again (lr, betas, eps and "
+                "nonzero values may change at any time)"
+            )
+
     def _norms(self) -> tuple[float | None, float | None]:
         if "grad_norm" not in self.metrics:
             return None, None
@@ -117,7 +127,7 @@ class Step:
 
     def evaluate(self, batch: Any) -> float:
         """The loss of one batch in eval mode, without gradients, planned in the same arena. Draws nothing, changes nothing."""
-        check_model(self.model, self.persistent, self.homes)
+        self._check()
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -203,7 +213,13 @@ class Step:
         return BoundProgram(lower(planned), self.arena, self.runs, self.job.optimizer.param_groups)
 
     def _leaves(self, micro: Any) -> dict[str, Tensor]:
-        return {leaf.path: tensor for leaf, tensor in zip(signature(micro).leaves, tensors_of(micro))}
+        leaves = {leaf.path: tensor for leaf, tensor in zip(signature(micro).leaves, tensors_of(micro))}
+        for name, tensor in leaves.items():
+            if tensor.device != self.device:
+                raise BatchError(
+                    f"batch tensor {name!r} is on {tensor.device}, expected {self.device}, where the model is; move it with .to({str(self.device)!r})"
+                )
+        return leaves
 
     def _load_constants(self, persistent: Persistent, constants: dict[str, Tensor]) -> None:
         for name, home in views(persistent, self.runs, "constant").items():

@@ -44,12 +44,26 @@ def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, T
                 tensor.data = home
 
 
-def check_model(model: torch.nn.Module, persistent: Persistent, homes: dict[str, int]) -> None:
-    """Raises UserError if a parameter or buffer of the model no longer lies where the plan put it. homes: name -> data pointer."""
-    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
-        for name, tensor in distinct(named).items():
-            if tensor.data_ptr() != homes.get(name) and tensor.numel():
-                raise UserError(
-                    f"{name!r} of the model has been moved or replaced since packhorse.compile (by .to(), .half(), a new Parameter or .data = ...); "
-                    "change values in place (load_state_dict, copy_), or plan and compile again"
-                )
+def homes_of(model: torch.nn.Module) -> dict[str, tuple[int, bool]]:
+    """Name -> (data pointer, requires_grad) of each distinct parameter and buffer."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in distinct(named).items()}
+
+
+def check_model(model: torch.nn.Module, homes: dict[str, tuple[int, bool]]) -> None:
+    """Raises UserError if a parameter or buffer no longer lies where the plan put it, or was frozen or unfrozen. homes: as after compiling."""
+    now = homes_of(model)
+    if now == homes:
+        return
+    frozen = [name for name in homes if name in now and now[name][1] != homes[name][1]]
+    if frozen:
+        raise UserError(
+            f"requires_grad of {frozen[0]!r} was changed since packhorse.compile; a plan holds for one set of "
+            f"trained parameters: plan and compile again"
+        )
+    moved = next(name for name in [*homes, *now] if now.get(name) != homes.get(name))
+    raise UserError(
+        f"{moved!r} of the model has been moved, replaced, added or removed since packhorse.compile (by "
+        f".to(), .half(), a new Parameter, .data = ...); "
+        "change values in place (load_state_dict, copy_), or plan and compile again"
+    )
