@@ -1,6 +1,6 @@
 import pytest
 
-from packhorse.bench.layout import render, run, step_like
+from packhorse.bench.layout import measure, render, step_like
 from packhorse.errors import UserError
 from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer
@@ -15,7 +15,7 @@ def test_rows_and_table(tmp_path):
     write_csv(tmp_path / "fits.12.csv", buffers)
     write_csv(tmp_path / "tight.11.csv", buffers)
     write_csv(tmp_path / "unnamed.csv", buffers)
-    rows = run(tmp_path, time_limit_s=5, num_workers=1)
+    rows = measure(tmp_path, time_limit_s=5, num_workers=1)
     assert [row["name"] for row in rows] == ["fits", "tight", "unnamed", "step"]
     for row in rows[:3]:
         assert (row["num_buffers"], row["lower_bound"], row["greedy_height"], row["height"], row["ratio"]) == (3, 12, 12, 12, 1.0)
@@ -30,14 +30,14 @@ def test_rows_and_table(tmp_path):
 
 
 def test_without_a_folder_only_the_step():
-    assert [row["name"] for row in run(None, time_limit_s=5, num_workers=1)] == ["step"]
+    assert [row["name"] for row in measure(None, time_limit_s=5, num_workers=1)] == ["step"]
 
 
 def test_an_empty_folder(tmp_path):
     with pytest.raises(UserError, match=r"\.csv"):
-        run(tmp_path, 1, 1)
+        measure(tmp_path, 1, 1)
     with pytest.raises(UserError, match="absent"):
-        run(tmp_path / "absent", 1, 1)
+        measure(tmp_path / "absent", 1, 1)
 
 
 @pytest.mark.parametrize("num_blocks, seed", [(1, 0), (3, 1), (7, 2)])

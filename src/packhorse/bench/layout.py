@@ -1,5 +1,7 @@
 """How near layouts come to the lower bound: the buffers of CSV files, and a made-up training step whose best height is known."""
 
+import argparse
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ FORWARD_SAVED, FORWARD_TEMPORARY, BACKWARD_TEMPORARY = 8, 12, 30  # buffers of o
 STEP_ALIGNMENT = 64
 
 
-def run(folder: Path | None, time_limit_s: float, num_workers: int) -> list[dict[str, Any]]:
+def measure(folder: Path | None, time_limit_s: float, num_workers: int) -> list[dict[str, Any]]:
     """One row for each CSV file in `folder`, in order of name, and one for a step of 5,000 buffers.
 
     Keys: name, num_buffers, lower_bound, greedy_height, height (bytes), ratio (height / lower bound), capacity (bytes or None),
@@ -36,8 +38,20 @@ def run(folder: Path | None, time_limit_s: float, num_workers: int) -> list[dict
     return [_row(*problem, time_limit_s, num_workers) for problem in problems]
 
 
+def run(arguments: list[str], *, as_json: bool) -> int:
+    """The command; exit code 0."""
+    parser = argparse.ArgumentParser(prog="packhorse bench layout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="folder of CSV files: id,lower,upper,size")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit for each file")
+    parser.add_argument("--workers", type=int, default=2, help="threads of the search")
+    asked = parser.parse_args(arguments)
+    rows = measure(asked.folder, asked.seconds, asked.workers)
+    print(json.dumps(rows) if as_json else render(rows))
+    return 0
+
+
 def render(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of `run` as a plain table with aligned columns; bytes in full."""
+    """The rows of `measure` as a plain table with aligned columns; bytes in full."""
     header = ["name", "buffers", "lower bound", "greedy", "height", "height/bound", "capacity", "fits", "method", "seconds"]
     lines = [header]
     for row in rows:
@@ -49,8 +63,7 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
     words = (0, 8)  # columns of words are set to the left, numbers to the right
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column in words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if column in words else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
@@ -99,9 +112,7 @@ def _capacity(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _row(
-    name: str, buffers: list[Buffer], capacity: int | None, alignment: int, time_limit_s: float, num_workers: int
-) -> dict[str, Any]:
+def _row(name: str, buffers: list[Buffer], capacity: int | None, alignment: int, time_limit_s: float, num_workers: int) -> dict[str, Any]:
     greedy = greedy_layout(buffers, alignment)
     begin = time.perf_counter()
     layout = lay_out(buffers, alignment=alignment, time_limit_s=time_limit_s, capacity=capacity, num_workers=num_workers)

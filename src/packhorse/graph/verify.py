@@ -66,6 +66,10 @@ def verify(graph: Graph) -> None:
             if value.base is not None and value.base not in roots:
                 raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
 
+    _verify_outputs(graph, defined, random_state)
+
+
+def _verify_outputs(graph: Graph, defined: dict[str, Value], random_state: str | None) -> None:
     targets = set()
     for out in graph.outputs:
         where = f"graph {graph.name}, output %{out.name}"
