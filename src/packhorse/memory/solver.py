@@ -130,20 +130,18 @@ def _is_too_large(boxes: Boxes) -> bool:
 
 
 def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> None:
-    """One level of effort: lowers `height` or raises `proven` where it can. Stops early when `height` is at most the goal or proven."""
+    """One level of effort: lowers `height`, raises `proven`, or neither."""
     beams, constraints = _beams(state.boxes, state.level), _constraints(state.boxes, state.level)
     state.level += 1
-    low = max(goal, state.proven)
-    target = low
-    while beams and low < state.height - state.height // 64 and time.monotonic() < deadline:
-        low = _ask(state, target, beams, low, deadline, num_workers)
-        target = (low + state.height) // 2
-    low = max(goal, state.proven)
-    target = low
-    for _ in range(2 if constraints else 0):
-        if low < state.height:
-            low = _ask(state, target, constraints, low, deadline, num_workers)
-        target = (low + state.height) // 2
+    # Beams halve the distance until it is small against the height, constraints once.
+    for attempts, most_targets in ((beams, state.height.bit_length()), (constraints, 2)):
+        low = target = max(goal, state.proven)
+        for k in range(most_targets if attempts else 0):
+            is_close = state.height - low < state.height // 64
+            if low >= state.height or (k and is_close and attempts is beams) or time.monotonic() > deadline:
+                break
+            low = _ask(state, target, attempts, low, deadline, num_workers)
+            target = (low + state.height) // 2
 
 
 def _ask(
