@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 
-from packhorse.capture.batch import micro_batches, signature
+from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture
+from packhorse.capture.dtypes import SHORT
 from packhorse.capture.trace import distinct
-from packhorse.capture.update import check_optimizer, flat_storage, update_graph
+from packhorse.capture.update import check_optimizer, check_parameters, flat_storage, update_graph
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
 from packhorse.planning.plan import Options, Plan, make_plan
-from packhorse.runtime.job import Job
+from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
 
 RECOMPUTE = ("auto", "none")
@@ -57,7 +58,10 @@ def plan(
     if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
         raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
     check_optimizer(model, optimizer)
-    sample = micro_batches(batch, num_micro_batches)[0] if isinstance(batch, list) else batch
+    check_parameters(model)
+    # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
+    micros = micro_batches(batch, num_micro_batches) if isinstance(batch, list) else [canonical(batch)]
+    sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     given = signature(sample)
     captured = capture(model, sample, loss, num_micro_batches)
     persistent, owned = flat_storage(model, optimizer, captured, clip_norm)
@@ -67,7 +71,7 @@ def plan(
     graphs["update"] = update_graph(model, optimizer, persistent, owned, clip_norm)
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
     parameters = distinct(model.named_parameters(remove_duplicate=False))
-    job = Job(optimizer, loss, given, captured.constants, parameters)  # type: ignore[arg-type]
+    job = Job(optimizer, loss, given, captured.constants, parameters, modes_of(model), group_structure(optimizer))  # type: ignore[arg-type]
     return make_plan(graphs, persistent, options, job)
 
 
@@ -75,14 +79,21 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
     """The step of `plan`, ready to run: allocates exactly the plan's bytes and makes the model's tensors views of them.
 
     scheduler: a torch.optim.lr_scheduler; its step() is called after each optimizer step.
-    Raises UserError if the model is on meta, or is not the one that was planned.
+    Raises UserError if the model is on meta, or is not the one that was planned, or the scheduler wants to see a metric.
     """
-    expected = [slot.target for run in plan.persistent.runs if run.kind == "parameters" for slot in run.slots]
-    seen = dict(model.named_parameters())
-    if set(expected) != set(seen) or any(seen[name] is not param for name, param in plan.job.parameters.items()):
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
-            "the plan was made for another model than the one given to packhorse.compile: its parameters are other tensors; "
-            "pass the very model that was planned, or plan this one (with an optimizer over its parameters)"
+            "the scheduler ReduceLROnPlateau wants a metric at each step, which a compiled step does not have; leave scheduler=None and call "
+            "scheduler.step(metric) yourself: the optimizer's learning rates are read at every step"
+        )
+    planned = {(slot.role, slot.target): slot.value for run in plan.persistent.runs for slot in run.slots if slot.role in ("param", "buffer")}
+    seen: dict[tuple[str, str], torch.Tensor] = {("param", n): p for n, p in model.named_parameters()}
+    seen |= {("buffer", n): b for n, b in model.named_buffers()}
+    same = planned.keys() == seen.keys() and all(seen["param", n] is p for n, p in plan.job.parameters.items())
+    if not same or any((SHORT[seen[k].dtype], tuple(seen[k].shape)) != (v.dtype, v.shape) for k, v in planned.items()):
+        raise UserError(
+            "the plan was made for another model than the one given to packhorse.compile: its parameters or buffers are other ones, or were "
+            "added, replaced or converted since; pass the very model that was planned, or plan this one (with an optimizer over its parameters)"
         )
     return Step(model, plan, scheduler)
 

@@ -57,7 +57,7 @@ def test_every_node_knows_module_line_and_phase():
 def test_random_nodes_form_one_chain_in_forward_order():
     graph = capture(gpt(dropout=0.1).train(), batch_for(gpt()), None).micro
     draws = [n for n in graph.nodes if n.rng_in]
-    assert [n.rng_in for n in draws] == [f"rng{k}" for k in range(len(draws))]
+    assert [n.rng_in for n in draws] == [f".rng{k}" for k in range(len(draws))]
     assert all(n.phase == "forward" for n in draws) and len(draws) == 1 + 3 * 2
     assert not any(n.rng_in for n in capture(gpt(dropout=0.1).eval(), batch_for(gpt()), None).micro.nodes)
 

@@ -24,9 +24,7 @@ def state(value=1.0):
 
 
 def same(found, expected):
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[n], expected[n]) and found[n].dtype == expected[n].dtype for n in expected
-    )
+    return found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) and found[n].dtype == expected[n].dtype for n in expected)
 
 
 def names(folder):

@@ -34,6 +34,7 @@ def test_unseen_context_is_the_lower_order():
 
 def slow_nats(train: bytes, text: bytes, order: int, s: float):
     """The same formula, byte by byte with dictionaries."""
+
     def p(context: bytes, byte: int) -> float:
         runs = Counter(train[i : i + len(context) + 1] for i in range(len(train) - len(context)))
         lower = p(context[1:], byte) if context else 1 / 256
@@ -52,9 +53,7 @@ def test_equals_a_dictionary(train, text, order, strength):
 @settings(deadline=None, max_examples=20)
 @given(st.text("ab\xff", max_size=30), st.text("ab", max_size=3), st.integers(0, 3))
 def test_probabilities_of_the_next_byte_sum_to_one(train, context, order):
-    total = sum(
-        math.exp(-counting_nats(as_bytes(train), as_bytes(context.encode() + bytes([byte])), order)[-1]) for byte in range(256)
-    )
+    total = sum(math.exp(-counting_nats(as_bytes(train), as_bytes(context.encode() + bytes([byte])), order)[-1]) for byte in range(256))
     assert math.isclose(total, 1.0, rel_tol=1e-9)
 
 

@@ -33,15 +33,15 @@ def test_the_next_adds_each_gradient_as_soon_as_it_exists():
         == """graph next
 input %w: f32[3] = param "w"
 input %seed: f32[] = constant "seed"
-input %loss_before: f32[] = metric "loss"
-input %grad_before.w: f32[3] = grad "w"
+input %.loss_before: f32[] = metric "loss"
+input %.grad_before.w: f32[3] = grad "w"
 %l: f32[] = aten.sum.default(%w)  # forward |  | m.py:1
 %g: f32[3] = aten.x.default(%seed, %w)  # backward | fc | m.py:1
-%grad_total.w: f32[3] = aten.add.Tensor(%grad_before.w, %g)  # backward | fc | m.py:1
+%.grad_total.w: f32[3] = aten.add.Tensor(%.grad_before.w, %g)  # backward | fc | m.py:1
 %later: f32[3] = aten.x.default(%g)  # backward |  | m.py:1
-%loss_share: f32[] = aten.div.Scalar(%l, 4)  # forward |  |
-%loss_total: f32[] = aten.add.Tensor(%loss_before, %loss_share)  # forward |  |
-output %loss_total = metric "loss"
-output %grad_total.w = grad "w"
+%.loss_share: f32[] = aten.div.Scalar(%l, 4)  # forward |  |
+%.loss_total: f32[] = aten.add.Tensor(%.loss_before, %.loss_share)  # forward |  |
+output %.loss_total = metric "loss"
+output %.grad_total.w = grad "w"
 """
     )

@@ -113,6 +113,7 @@ SPECIAL = {
     "aten.masked_fill.Scalar": lambda: (g(33, 65), g(33, 65) > 0, 2.5),
     "aten.slice_scatter.default": lambda: (g(33, 65), g(33, 20), 1, 5, 65, 3),
     "aten.select_scatter.default": lambda: (g(33, 65), g(33), 1, 5),
+    "aten.as_strided_scatter.default": lambda: (g(33, 65), g(4, 5), [4, 5], [130, 3], 7),
     "aten.cat.default": lambda: ([g(33, 5), g(33, 7)], 1),
     "aten.stack.default": lambda: ([g(33, 5), g(33, 5)], 1),
     "aten.gather.default": lambda: (g(33, 65), 1, torch.randint(0, 65, (33, 4))),

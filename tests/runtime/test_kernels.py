@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from packhorse.graph.operators import OPERATORS
-from packhorse.runtime.kernels import overload, recipe_of
+from packhorse.runtime.kernels import call_of, overload
 from samples import sample
 
 pytestmark = pytest.mark.cpu
@@ -17,6 +17,11 @@ def expected(op: str, args: tuple, kwargs: dict) -> list[Tensor]:
     torch.manual_seed(3)
     result = overload(op)(*args, **kwargs)
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def run_recipe(op, outs, args, kwargs):
+    function, called, named = call_of(op, outs, None, args, kwargs)
+    function(*called, **named)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -31,7 +36,7 @@ def test_recipe_writes_the_operators_own_bits(op):
     wanted = expected(op, args, kwargs)
     outs = [torch.full_like(w, 77) for w in wanted]
     torch.manual_seed(3)
-    recipe_of(op)(outs, None, *args, **kwargs)
+    run_recipe(op, outs, args, kwargs)
     assert all(same(got, want) for got, want in zip(outs, wanted))
 
 
@@ -42,7 +47,7 @@ def test_recipe_may_overwrite_an_argument_that_dies(op, position):
     wanted = expected(op, args, kwargs)
     assert args[position].shape == wanted[0].shape and args[position].stride() == wanted[0].stride()
     torch.manual_seed(3)
-    recipe_of(op)([args[position], *(torch.empty_like(w) for w in wanted[1:])], None, *args, **kwargs)
+    run_recipe(op, [args[position], *(torch.empty_like(w) for w in wanted[1:])], args, kwargs)
     assert same(args[position], wanted[0])
 
 
@@ -51,10 +56,9 @@ def test_recipe_allocates_nothing(op):
     torch.manual_seed(1)
     args, kwargs = sample(op)
     outs = [torch.empty_like(w) for w in expected(op, args, kwargs)]
-    recipe = recipe_of(op)
-    recipe(outs, None, *args, **kwargs)
+    run_recipe(op, outs, args, kwargs)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        recipe(outs, None, *args, **kwargs)
+        run_recipe(op, outs, args, kwargs)
     taken = sum(e.nbytes() for e in run.profiler.kineto_results.events() if e.name() == "[memory]" and e.nbytes() > 0)
     assert taken <= 64, f"{op} allocates {taken} bytes"  # a wrapped number is a scalar tensor of 8 bytes
 
@@ -66,5 +70,5 @@ def test_unread_arguments_may_hold_anything(op):
     wanted = expected(op, args, kwargs)
     spoiled = [torch.full_like(a, float("nan")) if k in OPERATORS[op].unread else a for k, a in enumerate(args)]
     outs = [torch.empty_like(w) for w in wanted]
-    recipe_of(op)(outs, None, *spoiled, **kwargs)
+    run_recipe(op, outs, spoiled, kwargs)
     assert all(same(got, want) for got, want in zip(outs, wanted))

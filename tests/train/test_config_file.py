@@ -69,7 +69,7 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
         ("[optimizer]\nfused = 1", "optimizer.fused is 1 (a whole number), expected true or false"),
         ("[optimizer]\nbetas = [0.9]", "optimizer.betas is [0.9] (a list), expected a list of 2 numbers"),
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is 1.0, expected a number that is finite and at least 0 and below 1"),
-        ('[optimizer]\nkind = "adam"', "optimizer.kind is 'adam' (a string), expected one of \"adamw\", \"sgd\"; did you mean adamw?"),
+        ('[optimizer]\nkind = "adam"', 'optimizer.kind is \'adam\' (a string), expected one of "adamw", "sgd"; did you mean adamw?'),
         ("[memory]\nbudget = [1]", "memory.budget is [1] (a list), expected a whole number or a string"),
         ("[memory]\nbudget = 2026-01-01", "memory.budget is datetime.date(2026, 1, 1) (date), expected a whole number or a string"),
         ("[model]\nheads = 3", "model.width = 128 is not a multiple of model.heads = 3"),

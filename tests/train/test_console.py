@@ -31,9 +31,7 @@ def test_what_is_not_known_is_not_guessed():
     out = io.StringIO()
     unknown = RECORD | {"tokens_per_s": None, "mfu": None, "memory_bytes": None, "grad_norm": None, "clipped_norm": None}
     Console(out).fields(step_fields(unknown, steps=1000, eta_s=None))
-    assert out.getvalue() == (
-        "step    7/1000  loss 2.3457  grad -             lr 3.00e-04  tokens/s       -  MFU N/A  memory -  ETA -\n"
-    )
+    assert out.getvalue() == ("step    7/1000  loss 2.3457  grad -             lr 3.00e-04  tokens/s       -  MFU N/A  memory -  ETA -\n")
 
 
 def test_text_is_printed_as_it_is_and_long_lines_are_not_broken():

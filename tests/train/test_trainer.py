@@ -30,9 +30,7 @@ def run(texts, tmp_path, out):
             section, _, key = name.partition("__")
             given.setdefault(section, {})[key] = value
         config = config_from_dict(given)
-        return train(
-            config, engine=engine or FakeEngine(), console=Console(out, as_json=as_json), dry_run=dry_run, trace_nan=trace_nan
-        )
+        return train(config, engine=engine or FakeEngine(), console=Console(out, as_json=as_json), dry_run=dry_run, trace_nan=trace_nan)
 
     return go
 

@@ -44,7 +44,8 @@ def signature(batch: Any) -> Signature:
             f"seen {type(batch).__name__}"
         )
     flat, spec = pytree.tree_flatten_with_path(batch)
-    leaves, constants = [], []
+    leaves: list[Leaf] = []
+    constants: list[tuple[str, str, Any]] = []
     for path, leaf in flat:
         if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
             raise BatchError(
@@ -53,9 +54,11 @@ def signature(batch: Any) -> Signature:
                 "None (in dicts, tuples and lists): convert it, for example with torch.as_tensor"
             )
         if isinstance(leaf, torch.Tensor):
-            leaves.append(Leaf(leaf_name(path), leaf.dtype, tuple(leaf.shape), tuple(leaf.stride())))
+            name = leaf_name(path)
+            name = f"{name} ({len(leaves)})" if any(known.path == name for known in leaves) else name
+            leaves.append(Leaf(name, leaf.dtype, tuple(leaf.shape), tuple(leaf.stride())))
         else:
-            constants.append((leaf_name(path), leaf))
+            constants.append((leaf_name(path), type(leaf).__name__, leaf))
     return Signature(str(spec), tuple(constants), tuple(leaves))
 
 
@@ -73,8 +76,8 @@ def replace_tensors(batch: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def micro_batches(batch: Any, num_micro_batches: int) -> list[Any]:
-    """The micro-batches of one step. Raises BatchError if their number is not the plan's."""
-    found = batch if isinstance(batch, list) else [batch]
+    """The micro-batches of one step, their keyword arguments in order of name. Raises BatchError if their number is not the plan's."""
+    found = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     if len(found) != num_micro_batches:
         raise BatchError(
             f"the plan is made for num_micro_batches={num_micro_batches}, but the step was given {len(found)} "
@@ -83,9 +86,14 @@ def micro_batches(batch: Any, num_micro_batches: int) -> list[Any]:
     return found
 
 
+def canonical(batch: Any) -> Any:
+    """The batch with its keyword arguments in order of name: {"y": ..., "x": ...} is the same batch as {"x": ..., "y": ...}."""
+    return {key: batch[key] for key in sorted(batch, key=str)} if isinstance(batch, dict) else batch
+
+
 def check_like(planned: Signature, given: Signature) -> None:
     """Raises BatchError unless `given` differs from `planned` in sizes of dims only."""
-    if planned.structure != given.structure or [n for n, _ in planned.constants] != [n for n, _ in given.constants]:
+    if planned.structure != given.structure or [c[:2] for c in planned.constants] != [c[:2] for c in given.constants]:
         raise BatchError(
             f"the batch has another structure than the plan: seen {_names(given)}, expected {_names(planned)}; pass the same keys, or plan again"
         )
@@ -98,7 +106,7 @@ def check_like(planned: Signature, given: Signature) -> None:
 
 
 def _names(given: Signature) -> str:
-    return ", ".join([leaf.path for leaf in given.leaves] + [name for name, _ in given.constants]) or "nothing"
+    return ", ".join([leaf.path for leaf in given.leaves] + [f"{name} ({kind})" for name, kind, _ in given.constants]) or "nothing"
 
 
 def call(model: Any, batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """nn.Module + batch + loss -> the graphs of one training step, as this rank sees it. The first arrow of the pipeline."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.ir import Graph
 from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.own_outputs import own_outputs
+from packhorse.graph.verify import verify
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,19 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
         )
     micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
     micro = own_outputs(loss_in_rows(micro))
+    verify(micro)
+    if not any(out.role == "grad" for out in micro.outputs):
+        raise CaptureError(
+            "no parameter gets a gradient: the loss does not depend on any that is trained (a detach(), a no_grad block, or a loss made of something "
+            "else?); check that loss.backward() fills some parameter's .grad in plain PyTorch"
+        )
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
     later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
     return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants)
 
 
 def capture_evaluation(model: torch.nn.Module, batch: Any, loss: Callable | None) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss")."""
+    """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss"); changes of buffers are left out."""
     graph, constants = convert("evaluate", trace(model, batch, loss, with_gradients=False))
+    graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
     return own_outputs(graph), constants

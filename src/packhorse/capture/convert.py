@@ -1,6 +1,7 @@
 """The joint fx graph -> our Graph: views share their root's storage, identities vanish, random operators are chained."""
 
 import operator as python_operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.trace import Trace
 from packhorse.errors import CaptureError
-from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
+from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value, contiguous_strides
 
 # These return their argument; the graph uses the argument itself.
 _IDENTITY = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default"}
@@ -21,8 +22,15 @@ _SILENT_VIEWS = {
     "aten._reshape_alias.default",
 }
 
+# Views that mean another value by a bit on the tensor, which memory does not show: the value is computed instead.
+_MADE_REAL = {"aten._conj.default": "aten._conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
+
 # torch tags these as random for the sake of a dropout that their CPU kernel does not have.
 _TAGGED_BUT_STEADY = {"aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
+
+
+# Names that passes make up begin with a dot, which no module path, batch leaf or fx node does.
+FIRST_RANDOM_STATE = ".rng0"
 
 
 class _Converter:
@@ -69,14 +77,18 @@ class _Converter:
             self.known[node] = self.known[source]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"the training step cannot be captured: {self.place(node)} calls {op}, which is not one tensor operator")
+            raise CaptureError(
+                f"the training step cannot be captured: {self.place(node)} calls {op}, which is no ordinary tensor operator (it checks values, has "
+                "side effects or control flow of its own); use another operator, or compute it outside the model"
+            )
         results = node.meta["val"]
         listed = results if isinstance(results, (tuple, list)) else [results]
         if op == "aten.embedding.default" and len(node.args) > 4 and node.args[4]:
             raise CaptureError(
                 f"the training step cannot be captured: {self.place(node)} asks for sparse gradients; make the embedding with sparse=False"
             )
-        base = self.viewed(node, op)
+        op = _MADE_REAL.get(op, op)
+        base = None if op in _MADE_REAL.values() else self.viewed(node, op)
         outputs: list[Value | None] = []
         for index, result in enumerate(listed):
             if result is None:
@@ -93,7 +105,7 @@ class _Converter:
         rng_in = rng_out = None
         if self.draws(op, node):
             rng_in, self.num_draws = self.rng or self.start_random(), self.num_draws + 1
-            rng_out = self.rng = f"rng{self.num_draws}"
+            rng_out = self.rng = f".rng{self.num_draws}"
         args = tuple(self.arg(a) for a in node.args)
         kwargs = tuple((k, self.arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
         phase = "backward" if node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") else "forward"
@@ -102,8 +114,8 @@ class _Converter:
         self.known[node] = refs if isinstance(results, (tuple, list)) else refs[0]
 
     def start_random(self) -> str:
-        self.rng = "rng0"
-        self.inputs.append(Input(Value("rng0", "rng", (), ()), "random", "default"))
+        self.rng = FIRST_RANDOM_STATE
+        self.inputs.append(Input(Value(FIRST_RANDOM_STATE, "rng", (), ()), "random", "default"))
         return self.rng
 
     def draws(self, op: str, node: torch.fx.Node) -> bool:
@@ -127,7 +139,8 @@ class _Converter:
     def value(self, name: str, result: torch.Tensor, base: Value | None) -> Value:
         name, shape, strides = self.unique(name), tuple(result.shape), tuple(result.stride())
         if base is None:
-            return Value(name, SHORT[result.dtype], shape, strides)
+            value = Value(name, SHORT[result.dtype], shape, strides)
+            return value if value.is_dense else replace(value, strides=contiguous_strides(shape))
         # storage_offset counts from the start of the fake storage, where every root of this graph begins
         return Value(name, SHORT[result.dtype], shape, strides, base.root, int(result.storage_offset()) * result.element_size())
 

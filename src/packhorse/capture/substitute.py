@@ -7,6 +7,7 @@ a change of that buffer.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ def substituted(model: torch.nn.Module, exchange: dict[int, Tensor]) -> Iterator
     Raises CaptureError if its shape or dtype changed too.
     """
     kept = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+    containers = [(v, copy(v)) for _, attributes, _, _ in kept for v in attributes.values() if type(v) in (list, dict, set)]
     placed: list[tuple[torch.nn.Module, str, Tensor]] = []
     try:
         for module, _, parameters, buffers in kept:
@@ -36,12 +38,15 @@ def substituted(model: torch.nn.Module, exchange: dict[int, Tensor]) -> Iterator
         for module, name, given in placed:
             _write_back(module, name, given)
     finally:
+        for container, before in containers:
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
         for module, attributes, parameters, buffers in kept:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for slots, before in ((module._parameters, parameters), (module._buffers, buffers)):
+            for slots, original in ((module._parameters, parameters), (module._buffers, buffers)):
                 slots.clear()
-                slots.update(before)  # type: ignore[arg-type]
+                slots.update(original)  # type: ignore[arg-type]
 
 
 def _write_back(module: torch.nn.Module, name: str, given: Tensor) -> None:

@@ -82,7 +82,7 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
                 return loss_of(call(model, rebuilt), rebuilt, loss)
 
     try:
-        with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
+        with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.inference_mode(False), torch.set_grad_enabled(with_gradients):
             joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
             module = joint.graph_module
     except CaptureError:

@@ -47,11 +47,34 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
                 f"(the first of shape {list(foreign[0])}); "
                 "make the optimizer from model.parameters() of the very model that is planned, after any change of the model"
             )
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise UserError("the optimizer has step hooks, which a planned step would not run: its own step() is never called; remove them")
         for flag in _REFUSED_FLAGS:
             if group.get(flag):
                 raise UserError(
                     f"parameter group {index} of the optimizer has {flag}=True, which a planned step cannot honour; make it with {flag}=False"
                 )
+
+
+def check_parameters(model: torch.nn.Module) -> None:
+    """Raises UserError for parameters that a plan cannot hold to: with gradient hooks, or in memory that they share."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UserError(
+                f"parameter {name!r} has a gradient hook, which a captured step would not run; remove it, and scale or mask inside forward instead"
+            )
+    ends: list[tuple[int, int, str]] = []
+    for name, tensor in distinct(model.named_parameters(remove_duplicate=False)).items():
+        if tensor.device.type != "meta" and tensor.numel():
+            extent = Value("", SHORT[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride())).extent_bytes
+            ends.append((tensor.data_ptr(), tensor.data_ptr() + extent, name))
+    for (_, end, first), (start, _, second) in zip(sorted(ends), sorted(ends)[1:]):
+        if start < end:
+            raise UserError(
+                f"parameters {first!r} and {second!r} are different ones that share memory, so each would overwrite "
+                f"the other; tie them by making them "
+                f"one Parameter (module.weight = other.weight, not .data)"
+            )
 
 
 def state_names(optimizer: torch.optim.Optimizer, group: dict) -> list[str]:

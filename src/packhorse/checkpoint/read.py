@@ -67,9 +67,7 @@ def _require_plain_file(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError as error:
-        raise CheckpointError(
-            f"{path} is missing ({error.strerror}), so this is not a complete packhorse checkpoint; load another one"
-        ) from error
+        raise CheckpointError(f"{path} is missing ({error.strerror}), so this is not a complete packhorse checkpoint; load another one") from error
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path} is not an ordinary file (a link, folder or device); it is refused, load another checkpoint")
 

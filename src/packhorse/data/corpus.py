@@ -65,9 +65,7 @@ def load_corpus(source: str) -> Corpus:
         )
     train, validation, split = _split(contents)
     digest = hashlib.sha256(str(len(train)).encode() + b":" + train + validation).hexdigest()
-    return Corpus(
-        source, np.frombuffer(train, dtype=np.uint8), np.frombuffer(validation, dtype=np.uint8), len(contents), digest, split
-    )
+    return Corpus(source, np.frombuffer(train, dtype=np.uint8), np.frombuffer(validation, dtype=np.uint8), len(contents), digest, split)
 
 
 def _stdlib_files(root: Path) -> Iterator[Path]:

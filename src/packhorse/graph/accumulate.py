@@ -30,15 +30,15 @@ def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[st
         value = graph.values[out.name]
         if (out.role, out.target) == ("metric", "loss"):
             share = _divide(nodes, value, num_micro_batches)
-            before = Value("loss_before", value.dtype, (), ())
-            total = Value("loss_total", value.dtype, (), ())
+            before = Value(".loss_before", value.dtype, (), ())
+            total = Value(".loss_total", value.dtype, (), ())
             inputs.append(Input(before, "metric", "loss"))
             nodes.append(Node("aten.add.Tensor", (Ref(before.name), Ref(share)), (), (total,), "forward"))
             out = Output(total.name, out.role, out.target)
         elif out.role == "grad":
             strides = grad_strides[out.target]
-            before = Value(f"grad_before.{out.target}", value.dtype, value.shape, strides)
-            total = Value(f"grad_total.{out.target}", value.dtype, value.shape, strides)
+            before = Value(f".grad_before.{out.target}", value.dtype, value.shape, strides)
+            total = Value(f".grad_total.{out.target}", value.dtype, value.shape, strides)
             inputs.append(Input(before, "grad", out.target))
             made = next(i for i, node in enumerate(nodes) if any(v is not None and v.name == out.name for v in node.outputs))
             source = nodes[made]
@@ -50,6 +50,6 @@ def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[st
 
 
 def _divide(nodes: list[Node], loss: Value, num_micro_batches: int) -> str:
-    share = Value("loss_share", loss.dtype, (), ())
+    share = Value(".loss_share", loss.dtype, (), ())
     nodes.append(Node("aten.div.Scalar", (Ref(loss.name), num_micro_batches), (), (share,), "forward"))
     return share.name

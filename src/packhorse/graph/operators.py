@@ -143,6 +143,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.masked_fill.Scalar": Operator("out", in_place=(0,)),
     "aten.slice_scatter.default": Operator("out", in_place=(0,)),
     "aten.select_scatter.default": Operator("out", in_place=(0,)),
+    "aten.as_strided_scatter.default": Operator("out", in_place=(0,)),
     "aten.cat.default": Operator("out"),
     "aten.stack.default": Operator("out"),
     "aten.gather.default": Operator("out"),

@@ -16,7 +16,7 @@ def own_outputs(graph: Graph) -> Graph:
         source = given.get(value.root)
         same = source is not None and (source.role, source.target, source.value.name) == (out.role, out.target, out.name)
         if source is not None and not same and out.role != "random":
-            copy = Value(f"own.{out.role}.{out.target}", value.dtype, value.shape, contiguous_strides(value.shape))
+            copy = Value(f".own.{out.role}.{out.target}", value.dtype, value.shape, contiguous_strides(value.shape))
             nodes.append(Node("aten.clone.default", (Ref(out.name),), (), (copy,), "backward" if out.role == "grad" else "forward"))
             out = Output(copy.name, out.role, out.target)
         outputs.append(out)

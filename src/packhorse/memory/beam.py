@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 from packhorse.memory.pieces import Boxes, live_sets
 
 
-def beam_search(
-    boxes: Boxes, capacity: int, *, width: int, branching: int, seed: int, stop: Callable[[], bool]
-) -> NDArray[np.int64] | None:
+def beam_search(boxes: Boxes, capacity: int, *, width: int, branching: int, seed: int, stop: Callable[[], bool]) -> NDArray[np.int64] | None:
     """Offsets (n,) of a layout no higher than `capacity`, or None where the search found none or `stop()` came true.
 
     width      partial layouts kept at each length

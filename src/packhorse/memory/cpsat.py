@@ -37,9 +37,7 @@ class Answer:
     impossible: bool = False
 
 
-def fit(
-    boxes: Boxes, capacity: int, search: Search, *, seed: int, max_conflicts: int, time_limit_s: float, solver: cp_model.CpSolver
-) -> Answer:
+def fit(boxes: Boxes, capacity: int, search: Search, *, seed: int, max_conflicts: int, time_limit_s: float, solver: cp_model.CpSolver) -> Answer:
     """Looks for a layout no higher than `capacity`, for at most `max_conflicts` conflicts and `time_limit_s` seconds, on one thread.
 
     `solver` is a fresh one; its `stop_search` may be called from another thread to give up early.

@@ -57,9 +57,7 @@ def by_contention(buffers: Sequence[Buffer]) -> list[int]:
     times, alive = live_bytes(buffers)
     most = [
         int(alive[first:last].max())
-        for first, last in zip(
-            np.searchsorted(times, [b.lower for b in buffers]), np.searchsorted(times, [b.upper for b in buffers]), strict=True
-        )
+        for first, last in zip(np.searchsorted(times, [b.lower for b in buffers]), np.searchsorted(times, [b.upper for b in buffers]), strict=True)
     ]
     return sorted(range(len(buffers)), key=lambda i: (-most[i], -buffers[i].size))
 

@@ -51,9 +51,7 @@ def lay_out(
     return searched if searched.height < best.height else best
 
 
-def greedy_layout(
-    buffers: Sequence[Buffer], alignment: int = 64, *, goal: int | None = None, deadline: float = float("inf")
-) -> Layout:
+def greedy_layout(buffers: Sequence[Buffer], alignment: int = 64, *, goal: int | None = None, deadline: float = float("inf")) -> Layout:
     """The lowest of the fast placements in METHODS, or the first no higher than `goal` (default: the lower bound).
 
     `deadline` as of time.monotonic(); the first placement is made even after it.
@@ -75,9 +73,7 @@ def _layout(buffers: Sequence[Buffer], offsets: Sequence[int], bound: int, align
     return Layout({b.name: offset for b, offset in zip(buffers, offsets, strict=True)}, height, bound, alignment, method)
 
 
-def _check_arguments(
-    buffers: Sequence[Buffer], alignment: int, time_limit_s: float, capacity: int | None, num_workers: int
-) -> None:
+def _check_arguments(buffers: Sequence[Buffer], alignment: int, time_limit_s: float, capacity: int | None, num_workers: int) -> None:
     repeated = [name for name, count in Counter(b.name for b in buffers).items() if count > 1]
     if repeated:
         raise UserError(f"lay_out: {len(repeated)} names are used by several buffers, {repeated[0]!r} among them; give each its own")

@@ -1,12 +1,12 @@
 """Cuts a layout problem into smaller ones whose best layouts add up to a best layout of the whole.
 
-    offset                                   1. A buffer alive at the same time as all others may lie at the bottom of a best
-      ^  |     | piece |  |  piece   |          layout: it parts the others into those above and those below, and nothing is
-      |  |piece+-------+  |          |          lost when the ones below move up by its size and it drops under them.
-      |  |     |   c   |  |          |       2. Where no buffer is alive at two neighbouring instants, the two sides do not
-      |  +-----+-------+--+----------+          meet and may use the same bytes.
-      |  |      a      |  |    b     |       Both again in what is left, until neither applies.
-      +-----------------------------------> time
+offset                                   1. A buffer alive at the same time as all others may lie at the bottom of a best
+  ^  |     | piece |  |  piece   |          layout: it parts the others into those above and those below, and nothing is
+  |  |piece+-------+  |          |          lost when the ones below move up by its size and it drops under them.
+  |  |     |   c   |  |          |       2. Where no buffer is alive at two neighbouring instants, the two sides do not
+  |  +-----+-------+--+----------+          meet and may use the same bytes.
+  |  |      a      |  |    b     |       Both again in what is left, until neither applies.
+  +-----------------------------------> time
 """
 
 from dataclasses import dataclass

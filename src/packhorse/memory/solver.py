@@ -69,9 +69,7 @@ class _Constraint:
     seed: int
 
 
-def solve(
-    buffers: Sequence[Buffer], start: Sequence[int], *, alignment: int, goal: int, time_limit_s: float, num_workers: int
-) -> list[int]:
+def solve(buffers: Sequence[Buffer], start: Sequence[int], *, alignment: int, goal: int, time_limit_s: float, num_workers: int) -> list[int]:
     """Offsets (n,), multiples of `alignment`, of the lowest layout found; never higher than `start`.
 
     start   offsets (n,) of a valid layout
@@ -144,9 +142,7 @@ def _work(state: _PieceState, goal: int, deadline: float, num_workers: int) -> N
             target = (low + state.height) // 2
 
 
-def _ask(
-    state: _PieceState, target: int, attempts: Sequence[_Beam | _Constraint], low: int, deadline: float, num_workers: int
-) -> int:
+def _ask(state: _PieceState, target: int, attempts: Sequence[_Beam | _Constraint], low: int, deadline: float, num_workers: int) -> int:
     """Looks for a layout of the piece no higher than `target` -> the lowest target worth asking for next, if `low` was that before."""
     answer = _try(state.boxes, target, attempts, deadline, num_workers)
     if answer.offsets is not None:
@@ -183,9 +179,7 @@ def _try(boxes: Boxes, capacity: int, attempts: Sequence[_Beam | _Constraint], d
         solvers.append(solver)
         if settled.is_set():  # since it was last looked at, in which case nobody stops this solver
             return Answer(None)
-        return fit(
-            boxes, capacity, attempt.search, seed=attempt.seed, max_conflicts=attempt.max_conflicts, time_limit_s=left, solver=solver
-        )
+        return fit(boxes, capacity, attempt.search, seed=attempt.seed, max_conflicts=attempt.max_conflicts, time_limit_s=left, solver=solver)
 
     with ThreadPoolExecutor(num_workers) as pool:
         # In the order of the list: an attempt is cut short only when one before it has settled the question.

@@ -7,7 +7,6 @@ of its optimizer states have the same offsets, so that an optimizer works on who
 
 from dataclasses import dataclass
 
-from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Value
 from packhorse.units import align_up
 
@@ -77,14 +76,7 @@ def make_run(name: str, kind: str, role: str, tensors: list[tuple[str, Value]]) 
     return Run(name, kind, dtype, end, tuple(slots))
 
 
-def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) -> Run:
+def like(run: Run, name: str, kind: str, role: str) -> Run:
     """A run with the slots of `run` under another role: the gradients of its parameters, or one of their optimizer states."""
-    dtype = dtype or run.dtype
-    assert ITEMSIZE[dtype] == ITEMSIZE[run.dtype], "states of another width are runs of their own"
-    return Run(
-        name,
-        kind,
-        dtype,
-        run.num_bytes,
-        tuple(Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots),
-    )
+    slots = (Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots)
+    return Run(name, kind, run.dtype, run.num_bytes, tuple(slots))

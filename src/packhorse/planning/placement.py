@@ -52,7 +52,7 @@ class CopyOut:
 @dataclass(frozen=True)
 class Placement:
     """homes: root name -> Home. storages: arena buffers and external slots. hollow_bytes: the largest value of which a node reads only the shape
-    (it points into the arena, which must be as large)."""
+    (at run time it points at memory that is reserved and never touched)."""
 
     homes: dict[str, Home]
     storages: tuple[Storage, ...]
@@ -62,8 +62,8 @@ class Placement:
 
 
 class _Placer:
-    def __init__(self, graph: Graph, places: Places, in_place: bool):
-        self.graph, self.places, self.in_place = graph, places, in_place
+    def __init__(self, graph: Graph, places: Places):
+        self.graph, self.places = graph, places
         self.values = graph.values
         self.homes: dict[str, Home] = {}
         self.group: dict[str, str] = {}  # root -> the root that founded its storage
@@ -91,10 +91,11 @@ class _Placer:
 
     def place_updates(self) -> None:
         """Step 1. An argument whose old contents are read later keeps its place; the kernel then works on a copy."""
+        kept = {out.name for out in self.graph.outputs}
         for time, node in enumerate(self.graph.nodes):
             for result, position in operator(node.op).updates:
                 out, arg = node.outputs[result], node.args[position]
-                if out is None or not isinstance(arg, Ref):
+                if out is None or out.name not in kept or not isinstance(arg, Ref):
                     continue
                 root = self.values[arg.name].root
                 home = self.homes.get(root)
@@ -119,11 +120,14 @@ class _Placer:
                 and operator(self.graph.nodes[time].op).kind != "adopt"
                 and self._whole(value)
                 and same_layout(value.shape, value.strides, strides)
+                and all(
+                    self.last_read.get(root, -1) < time for root, h in self.homes.items() if h == home and (before is None or root != before.name)
+                )
                 and (before is None or self._overwritable(self.graph.nodes[time], time, before, self.values[value.root]))
             ):
                 self.homes[value.root] = home
                 continue
-            last = -1 if before is None else self.last_read.get(before.name, -1)
+            last = max((self.last_read.get(root, -1) for root, h in self.homes.items() if h == home), default=-1)
             self.copies.append(CopyOut(max(last, -1 if time is None else time, 0), out.name, home, (out.role, out.target), strides))
         # an output copied out as soon as it may be lives no longer than its readers and its copy
         self.spans = lifespans(self.graph)
@@ -220,7 +224,7 @@ def same_layout(shape: tuple[int, ...], ours: tuple[int, ...], theirs: tuple[int
 
 def place(graph: Graph, places: Places, in_place: bool = True) -> Placement:
     """Homes for every root of the graph. `places`: (role, target) -> (run, byte offset) of what persists."""
-    placer = _Placer(graph, places, in_place)
+    placer = _Placer(graph, places)
     placer.place_inputs()
     placer.place_updates()
     placer.place_outputs()

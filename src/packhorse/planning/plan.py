@@ -28,7 +28,7 @@ class GraphPlan:
 
     @property
     def arena_bytes(self) -> int:
-        return max(self.layout.height, align_up(self.placement.hollow_bytes, ALIGNMENT))
+        return self.layout.height
 
     def external_bytes_at(self) -> list[int]:
         """Bound on the bytes of external tensors alive while each node runs; one entry a node."""

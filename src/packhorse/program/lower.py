@@ -80,4 +80,6 @@ def lower(planned: GraphPlan) -> Program:
         for out in planned.graph.outputs
         if out.role != "random"
     )
-    return Program(planned.graph.name, tuple(lowering.instructions()), planned.arena_bytes, planned.external_bytes, outputs)
+    return Program(
+        planned.graph.name, tuple(lowering.instructions()), planned.arena_bytes, planned.external_bytes, outputs, planned.placement.hollow_bytes
+    )

@@ -14,14 +14,12 @@ from typing import Union
 
 from packhorse.graph.ir import Const
 
-SPACES = ("arena", "persistent", "external", "batch", "hollow")
-
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor in memory. `offset` in bytes from the start of the space ("arena"), the run ("persistent"), the slot's tensor ("external") or the
     leaf ("batch"); shape and strides in elements. `value` is its name in the graph, `root` the storage that it shows. Space "hollow": only the
-    shape is read; it points into the arena at bytes whose contents do not matter."""
+    shape is read; it points at bytes that are reserved and never touched."""
 
     space: str
     key: str
@@ -76,6 +74,7 @@ class Program:
     arena_bytes: int
     external_bytes: int
     outputs: tuple[tuple[str, str, Operand], ...]  # role, target, where it is after the program
+    hollow_bytes: int = 0  # the largest hollow operand
 
 
 def operands_of(instruction: Instruction) -> tuple[list[Operand], list[Operand]]:

@@ -20,9 +20,10 @@ _HUGE_PAGE = 2 << 20
 
 
 class Arena:
-    """`data`: (capacity + guard,) bytes on `device`."""
+    """`data`: (capacity + guard,) bytes on `device`. `hollow`: bytes that operands point at whose shape alone is read: on a CPU address space that is
+    reserved and never touched, so that it takes no memory (elsewhere it does)."""
 
-    def __init__(self, num_bytes: int, device: torch.device):
+    def __init__(self, num_bytes: int, device: torch.device, hollow_bytes: int = 0):
         self.device = device
         self.capacity = align_up(num_bytes, ALIGNMENT)
         total = self.capacity + GUARD_BYTES
@@ -31,6 +32,11 @@ class Arena:
         else:
             self.data = torch.empty(total + ALIGNMENT, dtype=torch.uint8, device=device)
             self.data = self.data[-self.data.data_ptr() % ALIGNMENT :][:total]
+
+        if device.type == "cpu":
+            self.hollow = torch.frombuffer(mmap.mmap(-1, max(hollow_bytes, 1)), dtype=torch.uint8)
+        else:
+            self.hollow = torch.empty(hollow_bytes, dtype=torch.uint8, device=device)
 
     def fill(self, height: int, everything: bool) -> None:
         """Write the pattern where `high_water` will look for changes."""

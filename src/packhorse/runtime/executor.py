@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
+from packhorse.errors import UserError
 from packhorse.graph.ir import Const
+from packhorse.planning.placement import same_layout
 from packhorse.program.program import Argument, Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
-from packhorse.runtime.kernels import RECIPES, direct, overload
+from packhorse.runtime.kernels import call_of, overload
 from packhorse.units import align_up
 
 
@@ -55,15 +57,30 @@ class BoundProgram:
         self.live = self.peak = 0
         height, watch_all = self.program.arena_bytes, self.seen_high_water is None
         self.arena.fill(height, watch_all)
-        with torch.inference_mode():
-            for step in self.steps:
-                step()
+        done = 0
+        try:
+            with torch.inference_mode():
+                for step in self.steps:
+                    step()
+                    done += 1
+        except (IndexError, RuntimeError, ValueError) as error:
+            self.slots.clear()
+            raise UserError(self._failure(done, error)) from error
         high = self.arena.high_water(height, watch_all)
         if watch_all:
             self.seen_high_water = align_up(high or 0, ALIGNMENT)
         assert self.seen_high_water is not None
         self.batch.clear()
         return Measured(self.seen_high_water if high is None else align_up(high, ALIGNMENT), self.peak)
+
+    def _failure(self, index: int, error: Exception) -> str:
+        instruction = self.program.instructions[index]
+        op, module, source = (instruction.op, instruction.module, instruction.source) if isinstance(instruction, Call) else ("copy", "", "")
+        return (
+            f"{op} failed in module {module or '(outermost)'!r} at {source or 'an unknown line'}: "
+            f"{str(error).strip().splitlines()[0]}; no parameter was changed "
+            "unless this is the update; look at the values of this batch (an index or a label outside its range, for example)"
+        )
 
     # -- binding --------------------------------------------------------------------------------------------------------------------
 
@@ -76,11 +93,7 @@ class BoundProgram:
             kwargs = {key: self._constant(key, value) for key, value in instruction.kwargs}
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            if instruction.op in RECIPES:
-                call = self._bound(RECIPES[instruction.op], (instruction.outputs, instruction.scratch, *instruction.args), kwargs)
-            else:
-                function, names = direct(instruction.op)
-                call = self._bound(function, instruction.args, {**kwargs, **dict(zip(names, instruction.outputs))})
+            call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))
         return self._freeing(call, instruction.frees) if instruction.frees else call
 
     def _constant(self, key: str, value: Argument) -> Any:
@@ -116,8 +129,10 @@ class BoundProgram:
         return arg
 
     def _operand(self, operand: Operand) -> Any:
-        if operand.space in ("arena", "hollow"):
+        if operand.space == "arena":
             return tensor_at(self.arena.data, operand)
+        if operand.space == "hollow":
+            return tensor_at(self.arena.hollow, operand)
         if operand.space == "persistent":
             return tensor_at(self.runs[operand.key], operand)
         table, key = (self.slots if operand.space == "external" else self.batch), operand.key
@@ -182,7 +197,7 @@ def _as_planned(result: Tensor, operand: Operand) -> Tensor:
     """The kernel's own result; laid out anew where its strides are not those that the capture saw on fake tensors, or where it holds on to more
     memory than its own elements (some operators return a part of a larger allocation, or of their argument)."""
     assert result.shape == operand.shape, f"%{operand.value}: planned shape {operand.shape}, the kernel returned {tuple(result.shape)}"
-    same = result.stride() == operand.strides or result.numel() <= 1
+    same = same_layout(operand.shape, tuple(result.stride()), operand.strides) or result.numel() <= 1
     if same and result.untyped_storage().nbytes() <= operand.extent_bytes:
         return result
     return torch.empty_strided(operand.shape, operand.strides, dtype=result.dtype, device=result.device).copy_(result)

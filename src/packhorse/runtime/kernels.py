@@ -45,6 +45,12 @@ def slice_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int = 0, start:
     aten.slice.Tensor(_own(outs[0], x), dim, start, end, step).copy_(source)
 
 
+def as_strided_scatter(outs, scratch, x: Tensor, source: Tensor, size: Any, stride: Any, offset: int | None = None) -> None:
+    """The operator counts its offset from the start of the storage, which in planned memory is not where the result starts."""
+    out = _own(outs[0], x)
+    out.as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(source)
+
+
 def select_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int, index: int) -> None:
     _own(outs[0], x).select(dim, index).copy_(source)
 
@@ -103,7 +109,8 @@ def embedding(outs, scratch, weight: Tensor, indices: Tensor, *_: Any, **__: Any
 def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> None:
     """(..., H) -> (V, H): each row added to its token's, in the order of the tokens; the padding token's row is zero."""
     target = outs[0]
-    if scale_grad_by_freq or target.is_cuda:  # on a GPU index_add_ adds in no fixed order; the operator's own kernel sorts first
+    # 16-bit rows are added up in another precision by the operator's own kernel; on a GPU index_add_ adds in no fixed order
+    if scale_grad_by_freq or target.is_cuda or target.element_size() < 4:
         target.copy_(aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq))
         return
     target.zero_()
@@ -153,6 +160,8 @@ def select_backward(outs, scratch, grad: Tensor, sizes: Any, dim: int, index: in
 def nll_log_softmax_backward(outs, scratch, grad_output, log_probs, target, weight, reduction, ignore_index, total_weight) -> None:
     """See graph/loss_rows.py. log_probs (T, V), target (T,) -> gradient of the logits (T, V), which may be log_probs' own memory."""
     rows, columns = log_probs.shape
+    if rows == 0:
+        return
     step = loss_rows(rows, columns * log_probs.element_size())
     chunk = scratch.view(log_probs.dtype).view(-1, columns)
     for start in range(0, rows, step):
@@ -211,6 +220,7 @@ RECIPES: dict[str, Recipe] = {
     "aten.masked_fill.Scalar": masked_fill,
     "aten.slice_scatter.default": slice_scatter,
     "aten.select_scatter.default": select_scatter,
+    "aten.as_strided_scatter.default": as_strided_scatter,
     "aten.stack.default": stack,
     "aten.full.default": full,
     "aten.full_like.default": full,
@@ -271,13 +281,9 @@ def direct(name: str) -> tuple[Callable, tuple[str, ...]]:
     return (getattr(torch, packet), ("out",)) if packet in _DIRECT else out_overload(name)
 
 
-def recipe_of(name: str) -> Recipe:
-    """The recipe of an operator of kind "out" or "copy"."""
+def call_of(name: str, outs: Any, scratch: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, tuple, dict[str, Any]]:
+    """(function, args, kwargs) whose call writes the results of an operator of kind "out" or "copy" into `outs`."""
     if name in RECIPES:
-        return RECIPES[name]
+        return RECIPES[name], (outs, scratch, *args), kwargs
     function, names = direct(name)
-
-    def recipe(outs, scratch, *args: Any, **kwargs: Any) -> None:
-        function(*args, **kwargs, **dict(zip(names, outs)))
-
-    return recipe
+    return function, tuple(args), {**kwargs, **dict(zip(names, outs))}

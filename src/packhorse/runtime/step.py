@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.capture.batch import Signature, check_like, micro_batches, signature, tensors_of
+from packhorse.capture.batch import Signature, canonical, check_like, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture, capture_evaluation
 from packhorse.capture.trace import device_of
 from packhorse.errors import BatchError, BudgetError, CaptureError, NonFiniteError, UserError
@@ -20,10 +20,14 @@ from packhorse.program.lower import lower
 from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
-from packhorse.runtime.job import Job
+from packhorse.runtime.job import Job, group_structure, modes_of
+from packhorse.runtime.plain import from_plain, to_plain
+from packhorse.runtime.random import random_state, set_random_state
 from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.storage import allocate, check_model, homes_of, move_model, views
 from packhorse.units import format_bytes
+
+MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,17 @@ class Step:
         move_model(model, plan.persistent, self.runs)
         self._load_constants(plan.persistent, job.constants)
         views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
-        job.import_optimizer_state(self.persistent, self.runs)
+        if job.import_optimizer_state(self.persistent, self.runs):
+            job.expose_optimizer_state(self.persistent, self.runs)
         self.homes = homes_of(model)
-        self.structure = job.structure()
         self.metrics = views(plan.persistent, self.runs, "metric")
-        self.arena = Arena(plan.arena_bytes, self.device)
+        self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
-        key = (job.signature, self._modes())
+        key = (job.signature, job.modes)
         for name, planned in plan.programs.items():
-            self._add((name,) if name == "update" else (name, *key), planned)
+            self.planned[(name,) if name == "update" else (name, *key)] = planned
+        self._bind_all()
         self.measured: dict[str, Measured] = {}
         self.last: StepResult | None = None
         self.num_steps = 0
@@ -77,16 +82,19 @@ class Step:
         """
         self._check()
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
-        random = torch.get_rng_state()
-        programs = [self._program("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
+        # all programs first: making one may move the arena of the others
+        keys = [self._program_key("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
+        programs = [self.bound[key] for key in keys]
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
-                loss = self._run(micros, programs, random)
+                loss = self._run(micros, programs)
             external = max(m.external_bytes for m in self.measured.values())
             self.outside_bytes = max(0, watch.peak_bytes - external)
         else:
-            loss = self._run(micros, programs, random)
+            loss = self._run(micros, programs)
         self.num_steps += 1
+        if self.num_steps == 1:
+            self.job.expose_optimizer_state(self.persistent, self.runs)
         if self.scheduler is not None:
             with warnings.catch_warnings():  # torch sees that its optimizer's own step is never called
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -94,11 +102,16 @@ class Step:
         self.last = StepResult(loss.item(), *self._norms())
         return loss
 
-    def _run(self, micros: list[Any], programs: list[BoundProgram], random: Tensor) -> Tensor:
-        measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
+    def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
+        before = random_state(self.device)
+        try:
+            measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
+        except UserError:
+            set_random_state(before, self.device)
+            raise
         loss = self.metrics["loss"].clone()
         if not math.isfinite(loss.item()):
-            torch.set_rng_state(random)
+            set_random_state(before, self.device)
             raise NonFiniteError(
                 f"step {self.num_steps + 1}: the loss is {loss.item()}; parameters and optimizer states are those of before this step; lower the "
                 "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
@@ -111,7 +124,7 @@ class Step:
     def _check(self) -> None:
         """Model and optimizer are still those that were planned."""
         check_model(self.model, self.homes)
-        if self.job.structure() != self.structure:
+        if group_structure(self.job.optimizer) != self.job.structure:
             raise UserError(
                 "a parameter group was added, or its fused, amsgrad, nesterov, maximize or the presence of momentum "
                 "or weight decay was changed, since "
@@ -128,19 +141,24 @@ class Step:
     def evaluate(self, batch: Any) -> float:
         """The loss of one batch in eval mode, without gradients, planned in the same arena. Draws nothing, changes nothing."""
         self._check()
+        batch = canonical(batch)
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            bound = self._program("evaluate", batch)
+            bound = self.bound[self._program_key("evaluate", batch)]
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        bound.run(self._leaves(batch))
+        before = random_state(self.device)
+        try:
+            bound.run(self._leaves(batch))
+        finally:
+            set_random_state(before, self.device)
         return self.metrics["loss"].item()
 
     def trace_nonfinite(self, batch: Any) -> str:
         """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
-        state = torch.get_rng_state()
+        before = random_state(self.device)
         try:
             for micro in micro_batches(batch, self.plan.options.num_micro_batches):
                 graph = self.planned[self._program_key("first", micro)].graph
@@ -148,24 +166,18 @@ class Step:
                 if found:
                     return found
         finally:
-            torch.set_rng_state(state)
+            set_random_state(before, self.device)
         return "every tensor of the forward and backward pass is finite"
 
     # -- programs -------------------------------------------------------------------------------------------------------------------
 
-    def _modes(self) -> tuple[bool, ...]:
-        return tuple(module.training for module in self.model.modules())
-
     def _program_key(self, name: str, micro: Any) -> tuple:
         given: Signature = signature(micro)
-        key = (name, given, self._modes())
+        key = (name, given, modes_of(self.model))
         if key not in self.bound:
             check_like(self.job.signature, given)
             self._make(name, micro, key)
         return key
-
-    def _program(self, name: str, micro: Any) -> BoundProgram:
-        return self.bound[self._program_key(name, micro)]
 
     def _make(self, name: str, micro: Any, key: tuple) -> None:
         """Captures and plans a program for a batch of other sizes, for another mode of the model, or for evaluation."""
@@ -198,18 +210,30 @@ class Step:
         for slot_name, tensor in views(Persistent(tuple(runs)), self.runs, "constant").items():
             if slot_name.endswith("/seed"):
                 tensor.fill_(1 / self.plan.options.num_micro_batches)
-        self._add(key, planned)
-
-    def _add(self, key: tuple, planned: GraphPlan) -> None:
         self.planned[key] = planned
-        if planned.arena_bytes > self.arena.capacity:
-            self.arena = Arena(planned.arena_bytes, self.device)
-            for other, kept in self.planned.items():
-                self.bound[other] = self._bind(kept)
-        else:
-            self.bound[key] = self._bind(planned)
+        self._bind_all()
+        if len(self.planned) == MANY_PROGRAMS:
+            warnings.warn(
+                f"this step has made {MANY_PROGRAMS} programs, one for each batch size and each number in a batch; "
+                f"pass numbers that change as tensors, "
+                "and pad batches to a few sizes",
+                stacklevel=4,
+            )
+
+    def _bind_all(self) -> None:
+        """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
+        height = max(p.arena_bytes for p in self.planned.values())
+        hollow = max(p.placement.hollow_bytes for p in self.planned.values())
+        if self.arena is None or height > self.arena.capacity or hollow > self.arena.hollow.numel():
+            self.bound.clear()
+            self.arena = None
+            self.arena = Arena(height, self.device, hollow)
+        for key, planned in self.planned.items():
+            if key not in self.bound:
+                self.bound[key] = self._bind(planned)
 
     def _bind(self, planned: GraphPlan) -> BoundProgram:
+        assert self.arena is not None
         return BoundProgram(lower(planned), self.arena, self.runs, self.job.optimizer.param_groups)
 
     def _leaves(self, micro: Any) -> dict[str, Tensor]:
@@ -273,12 +297,13 @@ class Step:
         tensors = {f"param/{n}": t for n, t in views(self.persistent, self.runs, "param").items()}
         tensors |= {f"buffer/{n}": t for n, t in views(self.persistent, self.runs, "buffer").items()}
         tensors |= {f"state/{n}": t for n, t in views(self.persistent, self.runs, "state").items()}
-        tensors["random/cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        meta: dict[str, Any] = {"num_steps": self.num_steps, "groups": [_numbers(group) for group in self.job.optimizer.param_groups]}
+        tensors |= {f"random/{n}": t for n, t in random_state(self.device).items()}
+        meta: dict[str, Any] = {
+            "num_steps": self.num_steps,
+            "groups": [to_plain(_numbers(g), "param_groups") for g in self.job.optimizer.param_groups],
+        }
         if self.scheduler is not None:
-            meta["scheduler"] = _numbers(self.scheduler.state_dict())
+            meta["scheduler"] = to_plain(self.scheduler.state_dict(), "scheduler")
         return tensors, meta
 
     def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -288,23 +313,19 @@ class Step:
             for name, tensor in own.items():
                 if not name.startswith("random/"):
                     tensor.copy_(tensors[name])
-        torch.set_rng_state(tensors["random/cpu"])
-        if "random/cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random/cuda"], self.device)
+        set_random_state({n.removeprefix("random/"): t for n, t in tensors.items() if n.startswith("random/")}, self.device)
         self.num_steps = meta["num_steps"]
         for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
-            group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()})
+            group.update(from_plain(saved, _numbers(group)))
         if self.scheduler is not None and "scheduler" in meta:
-            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **meta["scheduler"]})
+            self.scheduler.load_state_dict(from_plain(meta["scheduler"], self.scheduler.state_dict()))
+        if self.num_steps:
+            self.job.expose_optimizer_state(self.persistent, self.runs)
 
 
-def _numbers(table: dict[str, Any]) -> dict[str, Any]:
-    """The entries that are numbers, strings, flags, or lists of them."""
-
-    def plain(value: Any) -> bool:
-        return value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, (list, tuple)) and all(map(plain, value)))
-
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in table.items() if key != "params" and plain(value)}
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:

@@ -109,9 +109,7 @@ def _checked(name: str, value: Any, kind: Any, key: Field) -> Any:
         if isinstance(number, str | bool):
             continue
         if not math.isfinite(number) or (least is not None and number < least) or (below is not None and number >= below):
-            bounds = " and ".join(
-                ["finite"] + [f"at least {least}"] * (least is not None) + [f"below {below}"] * (below is not None)
-            )
+            bounds = " and ".join(["finite"] + [f"at least {least}"] * (least is not None) + [f"below {below}"] * (below is not None))
             raise ConfigError(f"{name} is {number!r}, expected a number that is {bounds}")
     return converted
 

@@ -70,9 +70,7 @@ class RunFolder:
             staging.write_text(format_config(config), encoding="utf-8")
             staging.replace(self.config)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to run.dir = {str(self.root)!r}: {error.strerror} ({error.filename}); choose another folder"
-            ) from error
+            raise ConfigError(f"cannot write to run.dir = {str(self.root)!r}: {error.strerror} ({error.filename}); choose another folder") from error
 
     def set_aside_beyond(self, steps_done: int, report: Callable[[str], None]) -> None:
         """Renames checkpoints after `steps_done`: going back to an earlier one starts a new branch, and the old must not win later."""

@@ -29,10 +29,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     checkpoint = folder.start(config.run.resume, console.say)
     console.say(format_config(config))
     corpus = load_corpus(config.data.corpus)
-    console.say(
-        f"data: {corpus.num_files} files, {len(corpus.train):,} bytes to train on, "
-        f"{len(corpus.validation):,} to validate ({corpus.split})\n"
-    )
+    console.say(f"data: {corpus.num_files} files, {len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate ({corpus.split})\n")
     # Too little text is said here, before the time that planning takes.
     training_batch(config, corpus, 0)
     validation_batches(config, corpus)
@@ -49,9 +46,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     step = engine.compile(model, plan)
     step_tokens = config.data.global_batch_size * config.data.seq_len
     meter = Meter(step_tokens=step_tokens, step_flops=plan.flops, peak_flops=config.run.peak_flops)
-    trainer = Trainer(
-        config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan
-    )
+    trainer = Trainer(config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan)
     if checkpoint is not None:
         trainer.resume(str(checkpoint))
     folder.write_config(config, console.say)
