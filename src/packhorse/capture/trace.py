@@ -56,6 +56,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+@torch.inference_mode(False)
 def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradients: bool) -> Trace:
     """One micro-batch's forward, and backward if `with_gradients`, as one functional fx graph.
 
@@ -82,7 +83,9 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
                 return loss_of(call(model, rebuilt), rebuilt, loss)
 
     try:
-        with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.inference_mode(False), torch.set_grad_enabled(with_gradients):
+        with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
+            # some operators draw even on fake tensors: planning must not
+            stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
             joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
             module = joint.graph_module
     except CaptureError:

@@ -67,6 +67,7 @@ class Step:
             self.planned[(name,) if name == "update" else (name, *key)] = planned
         self._bind_all()
         self.measured: dict[str, Measured] = {}
+        self.ran: list[tuple] = []  # keys of the programs of the last step
         self.last: StepResult | None = None
         self.num_steps = 0
         self.outside_bytes: int | None = None
@@ -85,6 +86,7 @@ class Step:
         # all programs first: making one may move the arena of the others
         keys = [self._program_key("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
         programs = [self.bound[key] for key in keys]
+        self.ran = [*keys, ("update",)]
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
@@ -197,7 +199,8 @@ class Step:
         graph, runs = _own_constants(graph, len(self.bound))
         persistent = Persistent((*self.persistent.runs, *runs))
         planned = plan_graph(graph, persistent, self.plan.options)
-        peak = self.predicted_peak_bytes(persistent, planned)
+        everything = [*self.planned.values(), planned]
+        peak = persistent.num_bytes + max(p.arena_bytes for p in everything) + max(p.external_bytes for p in everything)
         limit = budget_bytes(self.plan.options.budget, self.plan.peak_bytes)
         if limit is not None and peak > limit:
             raise BudgetError(
@@ -207,9 +210,6 @@ class Step:
         self.runs.update(allocate(Persistent(tuple(runs)), self.device))
         self.persistent = persistent
         self._load_constants(Persistent(tuple(runs)), {f"{len(self.bound)}/{n}": t for n, t in constants.items()})
-        for slot_name, tensor in views(Persistent(tuple(runs)), self.runs, "constant").items():
-            if slot_name.endswith("/seed"):
-                tensor.fill_(1 / self.plan.options.num_micro_batches)
         self.planned[key] = planned
         self._bind_all()
         if len(self.planned) == MANY_PROGRAMS:
@@ -258,13 +258,13 @@ class Step:
 
     # -- what is known --------------------------------------------------------------------------------------------------------------
 
-    def predicted_peak_bytes(self, persistent: Persistent | None = None, extra: GraphPlan | None = None) -> int:
-        """Bytes that the programs made so far (and `extra`) need together."""
-        plans = [*self.planned.values(), *([extra] if extra else [])]
-        return (persistent or self.persistent).num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
+    def predicted_peak_bytes(self) -> int:
+        """What the programs of the last step need together; before the first step, the plan's peak."""
+        plans = [self.planned[key] for key in self.ran] or list(self.plan.programs.values())
+        return self.persistent.num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
 
     def ledger(self) -> Ledger:
-        """Predicted and measured bytes of this rank; measured ones are those of the last step (None before the first).
+        """Predicted and measured bytes of this rank, both of the last step; before the first, the plan's (and None measured).
 
         measured_peak_bytes = bytes of persistent storage + arena up to the highest byte written + adopted tensors at their peak.
         """
@@ -332,7 +332,7 @@ def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
     """The graph with its constants under names of its own, and the runs that hold them."""
     inputs, tensors = [], []
     for given in graph.inputs:
-        if given.role == "constant":
+        if given.role == "constant" and given.target != "seed":
             given = replace(given, target=f"{number}/{given.target}")
             tensors.append((given.target, given.value))
         inputs.append(given)
