@@ -24,7 +24,3 @@ class Mesh:
                     f"Mesh({axis}={degree}): this version of packhorse plans and runs one rank only; use Mesh(dp=1, tp=1). "
                     "Data parallel and tensor parallel meshes are the next parts of the road map (docs/design.md)."
                 )
-
-    @property
-    def world_size(self) -> int:
-        return self.dp * self.tp

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from zoo import batch_for, gpt
 
 import packhorse as ph
 from packhorse.errors import CaptureError, UserError
+from zoo import batch_for, gpt
 
 pytestmark = pytest.mark.cpu
 
@@ -83,7 +83,10 @@ def test_conjugates_are_values():
     turn = torch.polar(torch.ones(4, 8), torch.arange(32.0).view(4, 8))
 
     def rotary(net, h):
-        return torch.view_as_real(torch.view_as_complex(h.view(4, 8, 2)) * turn).square().sum() + torch.view_as_complex(h.view(4, 8, 2)).conj().imag.sum()
+        return (
+            torch.view_as_real(torch.view_as_complex(h.view(4, 8, 2)) * turn).square().sum()
+            + torch.view_as_complex(h.view(4, 8, 2)).conj().imag.sum()
+        )
 
     assert_like_eager(Net(rotary), x())
 

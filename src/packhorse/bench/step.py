@@ -67,7 +67,6 @@ CLASSES = {
 
 def where_it_goes(step: Callable[[], Any]) -> dict[str, float]:
     """Self CPU milliseconds of one step by class of operator; what is in no operator (Python, dispatch, page faults outside) is "rest"."""
-    start = time.process_time()
     with profile(activities=[ProfilerActivity.CPU]) as run:
         start = time.process_time()
         step()

@@ -66,11 +66,13 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Print one stage of the pipeline: what was captured, what was decided, or what runs."""
-    from packhorse.cli.planned import STAGES, plan_of
+    from packhorse.cli.planned import plan_of
+    from packhorse.program.explain import STAGES
+    from packhorse.program.explain import explain as explain_plan
 
     if stage not in STAGES:
         raise UserError(f"--stage is {stage!r}, expected one of {', '.join(STAGES)}")
-    text = plan_of(source / "config.toml" if source.is_dir() else source, overrides or []).explain(stage)
+    text = explain_plan(plan_of(source / "config.toml" if source.is_dir() else source, overrides or []), stage)
     typer.echo(json.dumps({"stage": stage, "text": text}) if as_json else text)
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
+from packhorse.planning.plan import Plan
 from packhorse.train.config_file import load_config
-from packhorse.train.engine import Engine, Plan
-
-STAGES = ("graph", "plan", "program")
+from packhorse.train.engine import Engine
 
 
 def plan_of(path: Path, overrides: Iterable[str]) -> Plan:
@@ -18,4 +17,4 @@ def plan_of(path: Path, overrides: Iterable[str]) -> Plan:
     from packhorse.train.build import build_model, build_optimizer, build_plan
 
     model = build_model(config)
-    return build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model))
+    return cast(Plan, build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model)))

@@ -124,12 +124,6 @@ class Plan:
 
         return ledger_of(self).to_dict()
 
-    def explain(self, stage: str) -> str:
-        """The text of one stage: "graph", "plan" or "program"."""
-        from packhorse.planning.explain import explain
-
-        return explain(self, stage)
-
 
 def plan_graph(graph: Graph, persistent: Persistent, options: Options) -> GraphPlan:
     """Homes, then offsets, for one graph."""

@@ -1,6 +1,8 @@
-"""The checker of Program: a slow simulation of who wrote which byte. It shares nothing with liveness, layout or lowering."""
+"""The checker of Program: a slow simulation of who wrote which byte. It shares nothing with liveness, placement, layout or lowering;
+of the operators it knows which arguments a result may lie over."""
 
 from packhorse.errors import CheckError
+from packhorse.graph.operators import operator
 from packhorse.program.program import Call, Operand, Program, operands_of
 
 
@@ -57,6 +59,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
                 wrong = runs[operand.key].owners(start, end) - {operand.root, ""}
                 if wrong and start < end:
                     raise CheckError(f"{where}: reads %{operand.value} from {operand.key}, but {sorted(wrong)} was written there")
+        if isinstance(instruction, Call) and not instruction.adopts:
+            _check_overlaps(instruction, where)
         if scratch is not None:
             arena.write(scratch.offset, scratch.offset + scratch.extent_bytes, scratch.root)
         for operand in written:
@@ -80,6 +84,30 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
         held = runs[operand.key].owners(operand.offset, operand.offset + operand.extent_bytes) if operand.space == "persistent" else set()
         if operand.extent_bytes and not held <= {operand.root, ""}:
             raise CheckError(f"program {program.name}: at the end {role} {target!r} should hold {operand.root}, but holds {sorted(held)}")
+
+
+def _check_overlaps(call: Call, where: str) -> None:
+    """A result may lie over an argument only where the operator allows it, byte for byte like it; and never over another result."""
+    row = operator(call.op)
+    results = [(k, out) for k, out in enumerate(call.outputs) if out is not None and out.extent_bytes]
+    for k, out in results:
+        for other, second in results:
+            if other < k and _overlap(out, second):
+                raise CheckError(f"{where}: results %{out.value} and %{second.value} overlap")
+        for position, arg in enumerate(call.args):
+            for read in arg if isinstance(arg, tuple) else (arg,):
+                if not isinstance(read, Operand) or not _overlap(out, read):
+                    continue
+                same = (out.offset, out.shape, out.strides, out.dtype) == (read.offset, read.shape, read.strides, read.dtype)
+                allowed = (k == 0 and position in row.in_place) or (k, position) in row.updates
+                if not same or not allowed:
+                    raise CheckError(f"{where}: {call.op} writes %{out.value} over its argument %{read.value}, which it still reads")
+
+
+def _overlap(a: Operand, b: Operand) -> bool:
+    if (a.space, a.key if a.space != "arena" else "") != (b.space, b.key if b.space != "arena" else "") or a.space == "hollow":
+        return False
+    return max(a.offset, b.offset) < min(a.offset + a.extent_bytes, b.offset + b.extent_bytes)
 
 
 def _inside(operand: Operand, program: Program, persistent_bytes: dict[str, int], where: str) -> None:

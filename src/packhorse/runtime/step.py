@@ -91,6 +91,7 @@ class Step:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
             external = max(m.external_bytes for m in self.measured.values())
+            # the two peaks may be at different instants, so this is the least that kernels used besides their results
             self.outside_bytes = max(0, watch.peak_bytes - external)
         else:
             loss = self._run(micros, programs)

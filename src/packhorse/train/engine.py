@@ -18,8 +18,6 @@ class Plan(Protocol):
 
     def to_dict(self) -> dict[str, Any]: ...
 
-    def explain(self, stage: str) -> str: ...
-
 
 class Ledger(Protocol):
     """Predicted and measured memory of the last step. str() shows the lines."""
