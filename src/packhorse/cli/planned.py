@@ -16,5 +16,5 @@ def plan_of(path: Path, overrides: Iterable[str]) -> Plan:
     import packhorse
     from packhorse.train.build import build_model, build_optimizer, build_plan
 
-    model = build_model(config)
+    model = build_model(config, "meta")
     return cast(Plan, build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model)))

@@ -12,17 +12,18 @@ from packhorse.train.config import Config
 from packhorse.train.engine import Batch, Engine, Plan
 
 
-def build_model(config: Config) -> nn.Module:
-    """The model of [model], its weights drawn from torch's ordinary generator seeded with run.seed."""
+def build_model(config: Config, device: str = "cpu") -> nn.Module:
+    """The model of [model], its weights drawn from torch's ordinary generator seeded with run.seed. On "meta" it has shapes but no memory."""
     torch.manual_seed(config.run.seed)
-    return GPT(
-        vocab=config.model.vocab,
-        layers=config.model.layers,
-        width=config.model.width,
-        heads=config.model.heads,
-        seq_len=config.data.seq_len,
-        dropout=config.model.dropout,
-    )
+    with torch.device(device):
+        return GPT(
+            vocab=config.model.vocab,
+            layers=config.model.layers,
+            width=config.model.width,
+            heads=config.model.heads,
+            seq_len=config.data.seq_len,
+            dropout=config.model.dropout,
+        )
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -33,9 +34,16 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+    # torch refuses to make a fused optimizer over a model on meta, though its step is never called here: the flag is set afterwards
+    fused = options.fused and not any(p.is_meta for p in parameters)
+    made: torch.optim.Optimizer
     if options.kind == "sgd":
-        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=options.fused)
-    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=options.fused)
+        made = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=fused)
+    else:
+        made = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=fused)
+    for group in made.param_groups:
+        group["fused"] = options.fused
+    return made
 
 
 def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer) -> Plan:

@@ -35,7 +35,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     validation_batches(config, corpus)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    model = build_model(config)
+    model = build_model(config, "meta" if dry_run else "cpu")
     optimizer = build_optimizer(config, model)
     plan = build_plan(config, engine, model, optimizer)
     console.say(str(plan))
