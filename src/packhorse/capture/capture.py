@@ -10,6 +10,7 @@ from packhorse.capture.convert import convert
 from packhorse.capture.trace import dense_strides, distinct, trace
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
+from packhorse.graph.drop_clones import drop_clones
 from packhorse.graph.ir import Graph
 from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.own_outputs import own_outputs
@@ -41,7 +42,7 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
     micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
-    micro = own_outputs(loss_in_rows(micro))
+    micro = own_outputs(loss_in_rows(drop_clones(micro)))
     verify(micro)
     if not any(out.role == "grad" for out in micro.outputs):
         raise CaptureError(
@@ -57,4 +58,4 @@ def capture_evaluation(model: torch.nn.Module, batch: Any, loss: Callable | None
     """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss"); changes of buffers are left out."""
     graph, constants = convert("evaluate", trace(model, batch, loss, with_gradients=False))
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(graph), constants
+    return own_outputs(drop_clones(graph)), constants

@@ -32,7 +32,7 @@ ADOPT = Operator("adopt")
 
 # Chunk of rows that the fused loss gradient works through; of elements that an optimizer works through. Both fit a core's cache (C_B of ZeRO-R).
 LOSS_CHUNK_BYTES = 1 << 19
-UPDATE_CHUNK_BYTES = 1 << 18
+UPDATE_CHUNK_BYTES = 1 << 19
 
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
@@ -47,14 +47,17 @@ def _loss_scratch(node: Node, values: dict) -> int:
     return loss_rows(rows, row_bytes) * row_bytes
 
 
-def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, itemsize: int) -> list[list[tuple[int, int]]]:
+def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, temporaries: int, itemsize: int) -> list[list[tuple[int, int]]]:
     """The [start, end) element ranges of a run that an optimizer takes at once. pieces: (start, count) of each parameter.
 
-    Fused kernels split their work at cache lines, so a large parameter may be cut into chunks and small neighbours taken together. The
+    A fused kernel that needs no temporary takes everything at once. Fused kernels split their work at cache lines, so a large parameter
+    may be cut into chunks and small neighbours taken together. The
     unfused formulas round an element by where it stands in its vector loop, so each parameter is taken alone and whole, as torch.optim does.
     """
     if not fused:
         return [[(start, start + count)] for start, count in pieces if count]
+    if temporaries == 0:
+        return [[(start, start + count) for start, count in pieces]]
     limit = UPDATE_CHUNK_BYTES // itemsize
     found: list[list[tuple[int, int]]] = []
     for first, count in pieces:
@@ -72,7 +75,9 @@ def _update_scratch(node: Node, values: dict) -> int:
     options: dict[str, Any] = dict(node.kwargs)
     param = values[node.args[0].name]  # type: ignore[union-attr]
     itemsize = param.extent_bytes // max(param.num_elements, 1)
-    longest = max((batch[-1][1] - batch[0][0] for batch in update_batches(options["pieces"], options["fused"], itemsize)), default=0)
+    longest = max(
+        (batch[-1][1] - batch[0][0] for batch in update_batches(options["pieces"], options["fused"], options["temporaries"], itemsize)), default=0
+    )
     return options["temporaries"] * -(-longest * itemsize // 64) * 64
 
 

@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (part.view(B, T, self.heads, D // self.heads).transpose(1, 2) for part in self.qkv(x).split(D, dim=-1))
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(B, T, D))

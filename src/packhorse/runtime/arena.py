@@ -58,6 +58,13 @@ class Arena:
         return None
 
 
+def zeroed(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Zeroed bytes, aligned to 64; from a huge page on a CPU."""
+    if device.type == "cpu" and num_bytes >= _HUGE_PAGE:
+        return _huge_paged(num_bytes)
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
 def _huge_paged(num_bytes: int) -> torch.Tensor:
     """Anonymous memory on a 2 MiB boundary, with huge pages advised where the system knows them; untouched pages take no memory."""
     region = mmap.mmap(-1, num_bytes + _HUGE_PAGE)

@@ -37,7 +37,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
     count = step.item()
     if fused:
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        for batch in update_batches(pieces, True, param.element_size()):
+        for batch in update_batches(pieces, True, temporaries, param.element_size()):
             start, end = batch[0][0], batch[-1][1]
             scaled = _scaled(grad[start:end], coefficient, False, space)
             grads = [scaled[a - start : b - start] for a, b in batch]
@@ -48,7 +48,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
                 weight_decay=decay, eps=eps, amsgrad=largest is not None, maximize=maximize,
             )  # fmt: skip
         return
-    for ((start, end),) in update_batches(pieces, False, param.element_size()):
+    for ((start, end),) in update_batches(pieces, False, temporaries, param.element_size()):
         p, m, v = param[start:end], exp_avg[start:end], exp_avg_sq[start:end]
         g = _scaled(grad[start:end], coefficient, maximize, space)
         if decay != 0 and decoupled:
@@ -85,7 +85,7 @@ def sgd_momentum(
     if step is not None:
         step += 1
     if fused:
-        for batch in update_batches(pieces, True, param.element_size()):
+        for batch in update_batches(pieces, True, temporaries, param.element_size()):
             start, end = batch[0][0], batch[-1][1]
             scaled = _scaled(grad[start:end], coefficient, False, space)
             torch._fused_sgd_(
@@ -94,7 +94,7 @@ def sgd_momentum(
                 dampening=dampening, nesterov=nesterov, maximize=maximize, is_first_step=first,
             )  # fmt: skip
         return
-    for ((start, end),) in update_batches(pieces, False, param.element_size()):
+    for ((start, end),) in update_batches(pieces, False, temporaries, param.element_size()):
         p = param[start:end]
         g = _scaled(grad[start:end], coefficient, maximize, space)
         if decay != 0:

@@ -7,18 +7,19 @@ from packhorse.capture.dtypes import LONG
 from packhorse.capture.trace import distinct
 from packhorse.errors import UserError
 from packhorse.planning.persistent import Persistent, Slot
+from packhorse.runtime.arena import zeroed
 
 
 def allocate(persistent: Persistent, device: torch.device) -> dict[str, Tensor]:
     """Run name -> zeroed byte tensor of the run's size, 64-byte aligned."""
-    return {run.name: torch.zeros(run.num_bytes, dtype=torch.uint8, device=device) for run in persistent.runs}
+    return {run.name: zeroed(run.num_bytes, device) for run in persistent.runs}
 
 
 def view(run: Tensor, slot: Slot) -> Tensor:
     """One tensor of a run."""
     dtype = LONG[slot.value.dtype]
     typed = torch.empty(0, dtype=dtype, device=run.device)
-    return typed.set_(run.untyped_storage(), slot.offset // dtype.itemsize, slot.value.shape, slot.value.strides)
+    return typed.set_(run.untyped_storage(), (run.storage_offset() + slot.offset) // dtype.itemsize, slot.value.shape, slot.value.strides)
 
 
 def views(persistent: Persistent, runs: dict[str, Tensor], role: str) -> dict[str, Tensor]:
