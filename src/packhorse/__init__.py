@@ -18,10 +18,13 @@ _HOMES = {
     "Mesh": "packhorse.mesh",
     "save": "packhorse.checkpoint.step",
     "load": "packhorse.checkpoint.step",
-    "UserError": "packhorse.errors",
+    **dict.fromkeys(
+        ("UserError", "BatchError", "BudgetError", "CaptureError", "CheckpointError", "ConfigError", "DataError", "NonFiniteError"),
+        "packhorse.errors",
+    ),
 }
 
-__all__ = ["Mesh", "UserError", "compile", "load", "plan", "save"]
+__all__ = ["Mesh", "UserError", "compile", "load", "plan", "save"]  # the kinds of UserError are there too
 
 
 def __getattr__(name: str) -> Any:

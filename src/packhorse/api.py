@@ -1,4 +1,4 @@
-"""The public functions: plan, compile. See docs/design.md, "Public surface"."""
+"""The public functions: plan, compile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,8 @@ def plan(
     """The plan of one training step: every byte it will take, before anything runs.
 
     batch: one micro-batch (a dict calls model(**batch), a tuple model(*batch), a tensor model(batch)), or a list of num_micro_batches of them.
-    loss: loss(output, batch) -> scalar; by default the model's scalar output, or the output's `.loss`.
+    loss: loss(output, batch) -> scalar; by default the model's scalar output, or the output's `.loss`. Tensors that it or the model hold
+    besides parameters and buffers are copied as they are now.
     precision: "fp32" keeps the model's own dtype. clip_norm: largest global 2-norm of the gradients.
     recompute: "none" keeps everything; "auto" the same in this version. budget: None, bytes, "6GiB", "40%" of the keep-everything
     peak, or "minimum". in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
@@ -51,9 +52,12 @@ def plan(
 
     Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.
     """
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        seen = f"{type(model).__name__} and optimizer={type(optimizer).__name__}"
+        raise UserError(f"packhorse.plan(model, batch, optimizer=...): expected a torch.nn.Module and a torch.optim optimizer, seen {seen}")
     mesh = mesh or Mesh()
     _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, device, tensor_plan, recompute)
-    if clip_norm is not None and not clip_norm > 0:
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
     if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
         raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
@@ -81,6 +85,14 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
     scheduler: a torch.optim.lr_scheduler; its step() is called after each optimizer step.
     Raises UserError if the model is on meta, or is not the one that was planned, or the scheduler wants to see a metric.
     """
+    if not isinstance(plan, Plan):
+        raise UserError(f"packhorse.compile(model, plan): the second argument is a {type(plan).__name__}, expected what packhorse.plan returns")
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not plan.job.optimizer:
+        raise UserError(
+            "the scheduler is not one over the planned optimizer, so it would change learning rates that no step "
+            "reads; make it from the very optimizer "
+            "that was given to packhorse.plan"
+        )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
             "the scheduler ReduceLROnPlateau wants a metric at each step, which a compiled step does not have; leave scheduler=None and call "

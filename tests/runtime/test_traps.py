@@ -310,3 +310,98 @@ def test_what_a_forward_appends_is_taken_away_again():
     model = Net(code, kept=kept, table=table)
     ph.plan(model, x(), optimizer=sgd(model))
     assert model.kept is kept and kept == [] and table == {}
+
+
+def eager_steps(model, optimizer, batch, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(**batch).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [lambda ps: torch.optim.AdamW(ps, lr=0.01), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.2)])
+def test_training_goes_to_and_fro_between_packhorse_and_torch(kind):
+    model = Net(lambda net, h: h.square().mean())
+    plain, batch = copy.deepcopy(model), x()
+    theirs, ours = kind(plain.parameters()), kind(model.parameters())
+    step = ph.compile(model, ph.plan(model, batch, optimizer=ours))
+    step(batch), step(batch)
+    eager_steps(model, ours, batch, 2)
+    step(batch)
+    eager_steps(plain, theirs, batch, 5)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize("kind", [lambda ps: torch.optim.AdamW(ps, lr=0.01), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.2)])
+def test_an_optimizer_state_loaded_after_compiling_is_taken_over(kind):
+    plain, batch = Net(lambda net, h: h.square().mean()), x()
+    theirs = kind(plain.parameters())
+    eager_steps(plain, theirs, batch, 3)
+    model = Net(lambda net, h: h.square().mean())
+    ours = kind(model.parameters())
+    step = ph.compile(model, ph.plan(model, batch, optimizer=ours))
+    step(batch)
+    model.load_state_dict(plain.state_dict())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step(batch), step(batch)
+    eager_steps(plain, theirs, batch, 2)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_modules_train_all_their_weights(kind):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = kind(16, 16, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.net(x)[0].square().mean()
+
+    torch.manual_seed(0)
+    model = Recurrent()
+    plain, batch = copy.deepcopy(model), {"x": torch.randn(3, 5, 16)}
+    step = compiled(model, batch)
+    step(batch)
+    plain(**batch).backward()
+    grads = step.grads()
+    assert grads.keys() == dict(plain.named_parameters()).keys()
+    assert all(torch.allclose(grads[n], p.grad, rtol=0, atol=1e-6) for n, p in plain.named_parameters())  # decomposed, not the fused kernel
+
+
+def test_batch_norm_in_bfloat16():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).bfloat16()
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def forward(self, x):
+            return self.net(x).square().mean()
+
+    torch.manual_seed(0)
+    assert_like_eager(Wrapped(), {"x": torch.randn(2, 3, 8, 8).bfloat16()})
+
+
+def test_a_parameter_outside_the_model_and_a_foreign_scheduler_are_refused():
+    other = nn.Linear(16, 16)
+    model = Net(lambda net, h: h.sum())
+    with pytest.raises(CaptureError, match="no parameter of the model"):
+        ph.plan(model, x(), optimizer=sgd(model), loss=lambda out, batch: other(batch["x"]).sum() * out)
+    plan = ph.plan(model, x(), optimizer=sgd(model))
+    with pytest.raises(UserError, match="not one over the planned optimizer"):
+        ph.compile(model, plan, scheduler=torch.optim.lr_scheduler.StepLR(sgd(model), 1))
+    with pytest.raises(UserError, match="NoneType"):
+        ph.compile(model, None)
+    with pytest.raises(UserError, match=r"expected a torch.nn.Module"):
+        ph.plan(x(), model, optimizer=sgd(model))
+
+
+def test_a_module_exchanged_after_compiling_is_captured_anew():
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+    batch = torch.randn(4, 16)
+    step = ph.compile(model, ph.plan(model, batch, optimizer=sgd(model), loss=lambda out, _: out.sum()))
+    model[1] = nn.ReLU()
+    wanted = model(batch).sum().item()
+    assert step(batch).item() == wanted

@@ -153,11 +153,13 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replaces what stands between two marker lines of a file. Raises UserError if they are not there."""
-    page = path.read_text()
+def write_between(path: Path, begin: str, end: str, text: str | None) -> None:
+    """Replaces what stands between two marker lines of a file (None: only looks). Raises UserError if the file or its markers are not there."""
+    page = path.read_text() if path.is_file() else ""
     if begin not in page or end not in page:
         raise UserError(f"{path} has no lines {begin!r} and {end!r} to put the table between")
+    if text is None:
+        return
     head, rest = page.split(begin, 1)
     path.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}")
 
@@ -180,6 +182,10 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--write", type=Path, help="Markdown file whose table is replaced")
     asked = parser.parse_args(arguments)
+    if asked.rounds < 1 or asked.threads < 1:
+        raise UserError(f"packhorse bench step: --rounds {asked.rounds} --threads {asked.threads}: expected 1 or more of each")
+    if asked.write:
+        write_between(asked.write, BEGIN, END, None)  # a file that cannot take the table is said before the work
     torch.set_num_threads(asked.threads)
     shape = {key: getattr(asked, key) for key in ("layers", "width", "heads", "seq_len", "vocab", "batch")}
     found = measure(shape, asked.rounds, asked.dropout, not asked.no_compile)

@@ -195,7 +195,12 @@ def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
                     f"the training step cannot be captured: it uses a {type(tensor).__name__} of its own inside the model, which packhorse "
                     "cannot keep (a torch.Generator, for example); draw from the default generator, seeded with torch.manual_seed"
                 )
-            make.constants[node.target] = tensor
+            if tensor.requires_grad:
+                raise CaptureError(
+                    "the training step cannot be captured: it uses a tensor that requires a gradient but is no parameter of the model (of shape "
+                    f"{list(tensor.shape)}), which a plan would never train; register it on the model, or detach() it where it is used"
+                )
+            make.constants[node.target] = tensor.detach().clone()
             make.known[node] = Ref(make.add_input(tensor, "constant", node.target, node.target))
         elif node.op == "call_function":
             make.call(node)

@@ -34,6 +34,9 @@ def substituted(model: torch.nn.Module, exchange: dict[int, Tensor]) -> Iterator
                 if buffer is not None:
                     module._buffers[name] = exchange[id(buffer)]
                     placed.append((module, name, exchange[id(buffer)]))
+        for container, _ in containers:
+            if isinstance(container, list):  # nn.LSTM keeps its weights in one as well
+                container[:] = [exchange.get(id(item), item) for item in container]
         yield
         for module, name, given in placed:
             _write_back(module, name, given)

@@ -5,6 +5,7 @@ no operator that writes into its arguments. Nothing is allocated, no random numb
 Parameters are handed in as plain inputs, one for each distinct tensor, so that a tied weight has one gradient.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,6 +83,9 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
             with substituted(model, exchange), location.inside(model):
                 return loss_of(call(model, rebuilt), rebuilt, loss)
 
+    # torch writes the traceback of a failure on fake tensors to its log, before we can say it in one paragraph
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level, log.level = log.level, logging.CRITICAL
     try:
         with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
             # some operators draw even on fake tensors: planning must not
@@ -92,6 +96,8 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         raise
     except _MODEL_ERRORS as error:
         raise CaptureError(_explain(error, location.failed_module)) from error
+    finally:
+        log.level = level
     roles = [("param", name) for name in params] + [("buffer", name) for name in buffers]
     roles += [("batch", leaf.path) for leaf in signature(batch).leaves]
     return Trace(module, tuple(roles))
@@ -135,6 +141,6 @@ def _explain(error: BaseException, module: str | None) -> str:
             "batch, so replace .item(), bool(tensor), nonzero() and shapes that depend on data by torch.where, masks or a fixed size"
         )
     return (
-        f"the training step cannot be captured: {place}, the model raised {kind}: {text}; run the model once in plain PyTorch on this batch, "
-        "and if that works, replace this line by operators with shapes that do not depend on data"
+        f"the training step cannot be captured: {place}, the model raised {kind}: {text}; run the model once in plain PyTorch on this batch: "
+        "if it fails there too, mend it there; if it works, replace this line by operators with shapes that do not depend on data"
     )

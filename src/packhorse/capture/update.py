@@ -117,7 +117,8 @@ def flat_storage(
         states = {s: like(params, f"{s}.{label}", "optimizer states", "state") for s in state_names(optimizer, optimizer.param_groups[group])}
         if states:
             step = f"step.{label}"
-            states["step"] = make_run(step, "optimizer states", "state", [(step, Value(step, "f32", (), ()))])
+            # a count for each parameter, as torch keeps it, so that its own step() could go on from here
+            states["step"] = make_run(step, "optimizer states", "state", [(step, Value(step, "f32", (len(tensors),), (1,)))])
         runs += states.values()
         owned.append(Owned(group, params, grads, states))
     runs += _by_dtype("buffer", "buffers", "buffer", [(n, _value(n, b)) for n, b in distinct(model.named_buffers(remove_duplicate=False)).items()])
@@ -190,7 +191,7 @@ def _optimizer_node(optimizer, item: Owned, coefficient: Ref | None, inputs: lis
     updated = {"param": item.params, **item.states}
     args: dict[str, Ref] = {}
     for key, run in [("param", item.params), ("grad", item.grads), *item.states.items()]:
-        shape = () if key == "step" else (run.num_bytes // ITEMSIZE[run.dtype],)
+        shape = run.slots[0].value.shape if key == "step" else (run.num_bytes // ITEMSIZE[run.dtype],)
         value = Value(run.name, run.dtype, shape, contiguous_strides(shape))
         inputs.append(Input(value, run.slots[0].role, f"run {run.name}"))
         args[key] = Ref(run.name)
@@ -209,12 +210,8 @@ def _optimizer_node(optimizer, item: Owned, coefficient: Ref | None, inputs: lis
         op = "packhorse.sgd_momentum.default" if item.states else "packhorse.sgd.default"
         scaled = scaled or (not fused and (group["weight_decay"] != 0 or group["nesterov"]))
         kwargs += (("temporaries", int(scaled)),)
-    results = tuple(Value(f"new.{updated[n].name}", updated[n].dtype, *((), ()) if n == "step" else _flat(updated[n])) for n in names)
+    shapes = {n: updated[n].slots[0].value.shape if n == "step" else (updated[n].num_bytes // ITEMSIZE[updated[n].dtype],) for n in names}
+    results = tuple(Value(f"new.{updated[n].name}", updated[n].dtype, shapes[n], (1,)) for n in names)
     operands = (args["param"], args["grad"], *(args[n] for n in names[1:]), coefficient)
     nodes.append(Node(op, operands, kwargs, results, "update"))
     outputs += [Output(value.name, updated[n].slots[0].role, f"run {updated[n].name}") for n, value in zip(names, results)]
-
-
-def _flat(run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    shape = (run.num_bytes // ITEMSIZE[run.dtype],)
-    return shape, (1,)

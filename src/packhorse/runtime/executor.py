@@ -79,7 +79,8 @@ class BoundProgram:
         return (
             f"{op} failed in module {module or '(outermost)'!r} at {source or 'an unknown line'}: "
             f"{str(error).strip().splitlines()[0]}; no parameter was changed "
-            "unless this is the update; look at the values of this batch (an index or a label outside its range, for example)"
+            "unless this is the update; if plain PyTorch runs this batch, that is a fault of packhorse; "
+            "otherwise look at the batch's values (an index or a label outside its range, for example)"
         )
 
     # -- binding --------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Job:
     signature: Signature
     constants: dict[str, Tensor]
     parameters: dict[str, torch.nn.Parameter]
-    modes: tuple[bool, ...]
+    modes: tuple[tuple[int, bool], ...]
     structure: list[tuple]
 
     def import_optimizer_state(self, persistent: Persistent, runs: dict[str, Tensor]) -> bool:
@@ -62,19 +62,19 @@ class Job:
             label = run.name.removeprefix("param.")
             if run.kind != "parameters" or f"step.{label}" not in homes:
                 continue
-            for slot in run.slots:
+            for index, slot in enumerate(run.slots):
                 parameter = self.parameters[slot.target]
                 group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
                 names = state_names(self.optimizer, group)
                 state = {name: homes[f"{name}.{label}/{slot.target}"] for name in names}
                 if not isinstance(self.optimizer, torch.optim.SGD):
-                    state = {"step": homes[f"step.{label}"], **state}
+                    state = {"step": homes[f"step.{label}"][index], **state}
                 self.optimizer.state[parameter] = state
 
 
-def modes_of(model: torch.nn.Module) -> tuple[bool, ...]:
-    """Whether each module of the model is in training mode: a program holds for one such tuple."""
-    return tuple(module.training for module in model.modules())
+def modes_of(model: torch.nn.Module) -> tuple[tuple[int, bool], ...]:
+    """Identity and training mode of each module of the model: a program holds for one such tuple."""
+    return tuple((id(module), module.training) for module in model.modules())
 
 
 def group_structure(optimizer: torch.optim.Optimizer) -> list[tuple]:

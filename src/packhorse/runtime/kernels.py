@@ -179,6 +179,10 @@ def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, traini
     for new, old in ((new_mean, running_mean), (new_var, running_var)):
         if new.data_ptr() != old.data_ptr():
             new.copy_(old)
+    if x.element_size() < 4:  # the 16-bit kernel keeps statistics in a dtype of its own, which its out= overload does not accept
+        for target, result in zip(outs[:3], aten.native_batch_norm(x, weight, bias, new_mean, new_var, training, momentum, eps)):
+            target.copy_(result)
+        return
     aten.native_batch_norm.out(x, weight, bias, new_mean, new_var, training, momentum, eps, out=out, save_mean=mean, save_invstd=invstd)
 
 

@@ -34,7 +34,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
     decay, maximize = hyper["weight_decay"], hyper["maximize"]
     space = _temporaries(scratch, param, temporaries)
     step += 1
-    count = step.item()
+    count = step[0].item()
     if fused:
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
         for batch in update_batches(pieces, True, temporaries, param.element_size()):
@@ -44,7 +44,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
             moments = [[run[a:b] for a, b in batch] for run in (param, exp_avg, exp_avg_sq)]
             maxima = [] if largest is None else [largest[a:b] for a, b in batch]
             kernel(
-                moments[0], grads, moments[1], moments[2], maxima, [step] * len(batch), lr=lr, beta1=beta1, beta2=beta2,
+                moments[0], grads, moments[1], moments[2], maxima, [step[0]] * len(batch), lr=lr, beta1=beta1, beta2=beta2,
                 weight_decay=decay, eps=eps, amsgrad=largest is not None, maximize=maximize,
             )  # fmt: skip
         return
@@ -65,7 +65,7 @@ def _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, largest, coefficient,
 
 
 def adam(outs, scratch, param, grad, exp_avg, exp_avg_sq, step, coefficient, *, hyper, **options: Any) -> None:
-    """One step of Adam or AdamW on a run: every tensor (N,), step a scalar, coefficient a scalar or None."""
+    """One step of Adam or AdamW on a run: every tensor (N,), step (parameters,), coefficient a scalar or None."""
     _adam(scratch, param, grad, exp_avg, exp_avg_sq, step, None, coefficient, hyper, **options)
 
 
@@ -81,7 +81,7 @@ def sgd_momentum(
     lr, momentum, decay, maximize = float(hyper["lr"]), hyper["momentum"], hyper["weight_decay"], hyper["maximize"]
     dampening, nesterov = hyper["dampening"], hyper["nesterov"]
     space = _temporaries(scratch, param, temporaries)
-    first = step is not None and step.item() == 0
+    first = step is not None and step[0].item() == 0
     if step is not None:
         step += 1
     if fused:

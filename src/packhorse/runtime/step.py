@@ -55,8 +55,7 @@ class Step:
         move_model(model, plan.persistent, self.runs)
         self._load_constants(plan.persistent, job.constants)
         views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
-        if job.import_optimizer_state(self.persistent, self.runs):
-            job.expose_optimizer_state(self.persistent, self.runs)
+        self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.arena: Arena | None = None
@@ -96,8 +95,8 @@ class Step:
         else:
             loss = self._run(micros, programs)
         self.num_steps += 1
-        if self.num_steps == 1:
-            self.job.expose_optimizer_state(self.persistent, self.runs)
+        if self.optimizer_state is None:
+            self._expose_optimizer_state()
         if self.scheduler is not None:
             with warnings.catch_warnings():  # torch sees that its optimizer's own step is never called
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -124,8 +123,20 @@ class Step:
         self.measured = measured
         return loss
 
+    def _take_over_optimizer_state(self) -> None:
+        """What the torch optimizer holds becomes the step's, and its state views of the runs."""
+        self.optimizer_state: Any = None
+        if self.job.import_optimizer_state(self.persistent, self.runs):
+            self._expose_optimizer_state()
+
+    def _expose_optimizer_state(self) -> None:
+        self.job.expose_optimizer_state(self.persistent, self.runs)
+        self.optimizer_state = self.job.optimizer.state
+
     def _check(self) -> None:
-        """Model and optimizer are still those that were planned."""
+        """Model and optimizer are still those that were planned; an optimizer state loaded since is taken over."""
+        if self.job.optimizer.state is not self.optimizer_state and self.job.optimizer.state:
+            self._take_over_optimizer_state()
         check_model(self.model, self.homes)
         if group_structure(self.job.optimizer) != self.job.structure:
             raise UserError(
@@ -321,7 +332,7 @@ class Step:
         if self.scheduler is not None and "scheduler" in meta:
             self.scheduler.load_state_dict(from_plain(meta["scheduler"], self.scheduler.state_dict()))
         if self.num_steps:
-            self.job.expose_optimizer_state(self.persistent, self.runs)
+            self._expose_optimizer_state()
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """RUN/config.toml, RUN/metrics.jsonl, RUN/checkpoints/step-N: where a run lives, and where it starts from."""
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,8 @@ class RunFolder:
         "auto": the newest whole checkpoint of this folder; "none": a fresh start; else the path of a checkpoint.
         Raises ConfigError for "none" if a run is here already, CheckpointError if checkpoints are here and none is whole.
         """
+        if not str(self.root).strip(". /"):
+            raise ConfigError(f"run.dir = {str(self.root)!r} is no folder of a run's own; choose one with --set run.dir=runs/NAME")
         if resume == "auto":
             newest = newest_checkpoint(self.checkpoints, report)
             if newest is None and self._steps():
@@ -56,6 +60,24 @@ class RunFolder:
                 "go on with it by --resume auto, or choose another folder with --set run.dir=..."
             )
         return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While inside, no other process trains in this folder. Raises ConfigError if one does, or if the folder cannot be made."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise ConfigError(f"cannot write into run.dir = {str(self.root)!r}: {error.strerror}; choose another with --set run.dir=...") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is training in run.dir = {str(self.root)!r}; wait until it ends, or choose another with --set run.dir=..."
+            ) from None
+        finally:
+            os.close(descriptor)
 
     def write_config(self, config: Config, report: Callable[[str], None]) -> None:
         """Saves the resolved configuration, and reports in which keys it differs from an earlier one of this folder."""

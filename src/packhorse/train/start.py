@@ -43,20 +43,21 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
         console.record({"kind": "plan", "step": 0, "plan": plan.to_dict()})
         console.say(f"dry run: nothing was trained or written; the run would start {f'from {checkpoint}' if checkpoint else 'at step 1'}")
         return 0
-    step = engine.compile(model, plan)
-    step_tokens = config.data.global_batch_size * config.data.seq_len
-    meter = Meter(step_tokens=step_tokens, step_flops=plan.flops, peak_flops=config.run.peak_flops)
-    trainer = Trainer(config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan)
-    if checkpoint is not None:
-        trainer.resume(str(checkpoint))
-    folder.write_config(config, console.say)
-    folder.set_aside_beyond(trainer.steps_done, console.say)
-    with MetricsFile(folder.metrics, trainer.steps_done) as metrics, StopSignal() as stop:
-        trainer.run(metrics, stop)
-        loss = None if stop.received else trainer.evaluate(metrics, stop)
-        if loss is None:
-            name = stop.received.name if stop.received else "stopped"
-            console.say(f"{name}: step {trainer.steps_done} is saved; the same command with --resume auto continues from there")
-        else:
-            print_report(config, corpus, loss, step.ledger() if trainer.steps_here else None, metrics, console)
-        return stop.exit_code
+    with folder.locked():
+        step = engine.compile(model, plan)
+        step_tokens = config.data.global_batch_size * config.data.seq_len
+        meter = Meter(step_tokens=step_tokens, step_flops=plan.flops, peak_flops=config.run.peak_flops)
+        trainer = Trainer(config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan)
+        if checkpoint is not None:
+            trainer.resume(str(checkpoint))
+        folder.write_config(config, console.say)
+        folder.set_aside_beyond(trainer.steps_done, console.say)
+        with MetricsFile(folder.metrics, trainer.steps_done) as metrics, StopSignal() as stop:
+            trainer.run(metrics, stop)
+            loss = None if stop.received else trainer.evaluate(metrics, stop)
+            if loss is None:
+                name = stop.received.name if stop.received else "stopped"
+                console.say(f"{name}: step {trainer.steps_done} is saved; the same command with --resume auto continues from there")
+            else:
+                print_report(config, corpus, loss, step.ledger() if trainer.steps_here else None, metrics, console)
+            return stop.exit_code
