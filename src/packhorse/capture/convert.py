@@ -10,6 +10,7 @@ from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.trace import Trace
 from packhorse.errors import CaptureError
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value, contiguous_strides
+from packhorse.graph.operators import operator
 
 # These return their argument; the graph uses the argument itself.
 _IDENTITY = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default"}
@@ -99,6 +100,10 @@ class _Converter:
                     f"the training step cannot be captured: {self.place(node)} calls {op}, whose result {index} is no dense tensor of fixed size"
                 )
             outputs.append(self.value(node.name if len(listed) == 1 else f"{node.name}.{index}", result, base))
+        for index, position in operator(op).updates:  # what is updated in place keeps its dtype, whatever the fake kernel says
+            made, given = outputs[index], node.args[position]
+            if made is not None and isinstance(given, torch.fx.Node):
+                outputs[index] = replace(made, dtype=self.values[self.known[given].name].dtype)
         self.values.update((v.name, v) for v in outputs if v is not None)
         module, source = self.location(node)
         self.origin.update((v.name, (module, source)) for v in outputs if v is not None)

@@ -25,16 +25,20 @@ def _rewritten() -> list[torch._ops.OpOverload]:
 
 @contextmanager
 def native_operators() -> Iterator[None]:
-    """Inside it, resampling and margin losses are traced as themselves."""
+    """Inside it, resampling and margin losses are traced as themselves, and nn.LSTM not as oneDNN's fused layer, whose fake kernel gives its
+    workspace a wrong shape and dtype, but as the operators that it is made of."""
     set_aside = []
     for op in _rewritten():
         for key in _KEYS:
             if key in op.py_kernels:
                 set_aside.append((op, key, op.py_kernels.pop(key)))
         op._dispatch_cache.clear()
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
+        torch._C._set_mkldnn_enabled(enabled)
         for op, key, kernel in set_aside:
             op.py_kernels[key] = kernel
             op._dispatch_cache.clear()

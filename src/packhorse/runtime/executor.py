@@ -160,7 +160,9 @@ class BoundProgram:
             if isinstance(results, Tensor):
                 results = (results,)
             for operand, result in zip(outputs, results):
-                if operand is not None:
+                if operand is not None and result is None:  # a gradient that the kernel saw nobody asked for
+                    slots[operand.key] = torch.empty(0)
+                elif operand is not None:
                     slots[operand.key] = kept = _as_planned(result, operand)
                     size = kept.untyped_storage().nbytes()
                     self.live += size
