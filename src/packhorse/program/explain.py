@@ -2,6 +2,7 @@
 
 from packhorse.errors import UserError
 from packhorse.graph.ir import Node
+from packhorse.graph.saved import saved_by_operator
 from packhorse.graph.text import print_graph
 from packhorse.planning.plan import GraphPlan, Plan
 from packhorse.program.lower import lower
@@ -19,7 +20,7 @@ def explain(plan: Plan, stage: str) -> str:
     if stage == "graph":
         return "\n".join(print_graph(planned.graph) for planned in plan.programs.values())
     if stage == "plan":
-        return "\n".join([_persistent(plan), *(_storages(name, planned) for name, planned in plan.programs.items()), str(plan)])
+        return "\n".join([_persistent(plan), _saved(plan), *(_storages(name, planned) for name, planned in plan.programs.items()), str(plan)])
     if stage == "program":
         return "\n".join(print_program(lower(planned)) for planned in plan.programs.values())
     raise UserError(f"there is no stage {stage!r}; the stages of a step are {', '.join(STAGES)}")
@@ -31,6 +32,12 @@ def _persistent(plan: Plan) -> str:
         lines.append(f"  run {run.name}: {run.kind}, {run.num_bytes} bytes, {run.padding_bytes} of them padding")
         lines += [f"    {slot.offset:>12}  {slot.target} {slot.value.dtype}{list(slot.value.shape)}" for slot in run.slots]
     return "\n".join(lines)
+
+
+def _saved(plan: Plan) -> str:
+    """What each operator of a micro-batch keeps for the backward pass."""
+    table = sorted(saved_by_operator(plan.programs["first"].graph).items(), key=lambda item: -item[1])
+    return "\n".join(["saved from forward to backward, by operator", *(f"  {num_bytes:>14}  {op}" for op, num_bytes in table)])
 
 
 def _storages(name: str, planned: GraphPlan) -> str:

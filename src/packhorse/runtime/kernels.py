@@ -38,10 +38,12 @@ def _own(out: Tensor, x: Tensor) -> Tensor:
 
 
 def masked_fill(outs, scratch, x: Tensor, mask: Tensor, value: Any) -> None:
+    """x with `value` where the mask is set."""
     _own(outs[0], x).masked_fill_(mask, value)
 
 
 def slice_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> None:
+    """x with a slice of it replaced."""
     aten.slice.Tensor(_own(outs[0], x), dim, start, end, step).copy_(source)
 
 
@@ -52,10 +54,12 @@ def as_strided_scatter(outs, scratch, x: Tensor, source: Tensor, size: Any, stri
 
 
 def select_scatter(outs, scratch, x: Tensor, source: Tensor, dim: int, index: int) -> None:
+    """x with one index of a dim replaced."""
     _own(outs[0], x).select(dim, index).copy_(source)
 
 
 def relu(outs, scratch, x: Tensor, *_: Any) -> None:
+    """As eager's CPU kernel does it: a clamp at 0."""
     torch.clamp_min(x, 0, out=outs[0])
 
 
@@ -72,6 +76,7 @@ def with_scalar(function: Callable) -> Recipe:
 
 
 def stack(outs, scratch, tensors: tuple[Tensor, ...], dim: int = 0) -> None:
+    """Tensors of one shape, concatenated along a new dim."""
     torch.stack(tensors, dim, out=outs[0])
 
 
@@ -85,18 +90,22 @@ def fill(value: Any) -> Recipe:
 
 
 def full(outs, scratch, size_or_like: Any, value: Any, **_: Any) -> None:
+    """full, full_like: one value everywhere."""
     outs[0].fill_(value)
 
 
 def new_full(outs, scratch, like: Tensor, size: Any, value: Any, **_: Any) -> None:
+    """one value everywhere, dtype and device of another tensor."""
     outs[0].fill_(value)
 
 
 def scalar_tensor(outs, scratch, value: Any, **_: Any) -> None:
+    """A tensor of one number."""
     outs[0].fill_(value)
 
 
 def arange(outs, scratch, *bounds: Any, **_: Any) -> None:
+    """arange of one, two or three bounds."""
     start, end, step = {1: (0, bounds[0], 1), 2: (*bounds, 1)}.get(len(bounds), bounds[:3])
     aten.arange.start_out(start, end, step, out=outs[0])
 
@@ -141,6 +150,7 @@ def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
 
 
 def dropout_backward(outs, scratch, grad: Tensor, mask: Tensor, scale: float) -> None:
+    """grad * mask * 1/(1-p), in the order of eager's float mask."""
     out = outs[0]
     out.copy_(mask)
     out.mul_(scale)
@@ -148,11 +158,13 @@ def dropout_backward(outs, scratch, grad: Tensor, mask: Tensor, scale: float) ->
 
 
 def slice_backward(outs, scratch, grad: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> None:
+    """Zeros with the gradient in the slice that was taken."""
     outs[0].zero_()
     aten.slice.Tensor(outs[0], dim, start, end, step).copy_(grad)
 
 
 def select_backward(outs, scratch, grad: Tensor, sizes: Any, dim: int, index: int) -> None:
+    """Zeros with the gradient at the index that was taken."""
     outs[0].zero_()
     outs[0].select(dim, index).copy_(grad)
 

@@ -140,10 +140,9 @@ class Step:
         check_model(self.model, self.homes)
         if group_structure(self.job.optimizer) != self.job.structure:
             raise UserError(
-                "a parameter group was added, or its fused, amsgrad, nesterov, maximize or the presence of momentum "
-                "or weight decay was changed, since "
-                "packhorse.plan; these decide what memory a step needs: plan and compile again (lr, betas, eps and "
-                "nonzero values may change at any time)"
+                "a parameter group was added, or its fused, amsgrad, nesterov, maximize or the presence of momentum or weight decay was changed, "
+                "since packhorse.plan; these decide what memory a step needs: plan and compile again (lr, betas, eps and values that stay "
+                "nonzero may change at any time)"
             )
 
     def _norms(self) -> tuple[float | None, float | None]:
