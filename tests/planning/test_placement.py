@@ -156,3 +156,17 @@ def test_random_graphs_run_as_the_oracle_does(data, in_place, share):
     BoundProgram(program, Arena(planned.arena_bytes, torch.device("cpu")), memory, []).run({})
     for (role, target), tensor in wanted.items():
         assert torch.equal(views(persistent, memory, role)[target].nan_to_num(), tensor.nan_to_num()), (role, target)
+
+
+def test_a_kernel_that_updates_in_place_works_on_a_copy_unless_its_argument_becomes_the_result():
+    text = (
+        'graph g\ninput %x: f32[2, 4] = batch "x"\ninput %b: f32[4] = buffer "b"\ninput %v: f32[4] = buffer "v"\n'
+        "%o: f32[2, 4], %m: f32[4], %i: f32[4], %nb: f32[4], %nv: f32[4] = "
+        "aten._native_batch_norm_legit_functional.default(%x, None, None, %b, %v, True, 0.1, 1e-05)  # forward\n"
+        'output %nb = buffer "TARGET"\noutput %nv = buffer "v"\n'
+    )
+    places = {("buffer", name): (name, 0, (1,)) for name in ("b", "v", "other")}
+    same = homes(text.replace("TARGET", "b"), places)
+    assert same.homes["nb"] == same.homes["b"] and not same.copies
+    elsewhere = homes(text.replace("TARGET", "other"), places)
+    assert elsewhere.homes["nb"].key == "other" and elsewhere.homes["nv"] == elsewhere.homes["v"]  # b itself stays as it is

@@ -90,16 +90,16 @@ class _Placer:
                 self.homes[given.value.name] = Home("persistent", run, offset)
 
     def place_updates(self) -> None:
-        """Step 1. An argument whose old contents are read later keeps its place; the kernel then works on a copy."""
-        kept = {out.name for out in self.graph.outputs}
+        """Step 1. Where the result is not what its argument becomes, or the old contents are read later, the kernel works on a copy."""
+        kept = {(out.name, Home("persistent", *self.places[out.role, out.target][:2])) for out in self.graph.outputs if out.role != "random"}
         for time, node in enumerate(self.graph.nodes):
             for result, position in operator(node.op).updates:
                 out, arg = node.outputs[result], node.args[position]
-                if out is None or out.name not in kept or not isinstance(arg, Ref):
+                if out is None or not isinstance(arg, Ref):
                     continue
                 root = self.values[arg.name].root
                 home = self.homes.get(root)
-                if home is not None and home.space == "persistent" and self.last_read.get(root, -1) <= time and self._whole(self.values[arg.name]):
+                if home is not None and (out.name, home) in kept and self.last_read.get(root, -1) <= time and self._whole(self.values[arg.name]):
                     self.homes[out.name] = home
 
     def place_outputs(self) -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
-from packhorse.errors import UserError
+from packhorse.errors import CheckError, UserError
 from packhorse.graph.ir import Const
 from packhorse.planning.placement import same_layout
-from packhorse.program.program import Argument, Call, Copy, Instruction, Operand, Program
+from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
 from packhorse.runtime.kernels import call_of, overload
 from packhorse.units import align_up
@@ -65,6 +65,7 @@ class BoundProgram:
                     done += 1
         except (IndexError, RuntimeError, ValueError) as error:
             self.slots.clear()
+            self.batch.clear()
             raise UserError(self._failure(done, error)) from error
         high = self.arena.high_water(height, watch_all)
         if watch_all:
@@ -91,14 +92,11 @@ class BoundProgram:
         elif instruction.adopts:
             return self._adopting(instruction)
         else:
-            kwargs = {key: self._constant(key, value) for key, value in instruction.kwargs}
+            kwargs: dict[str, Any] = dict(instruction.kwargs)
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
             call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))
         return self._freeing(call, instruction.frees) if instruction.frees else call
-
-    def _constant(self, key: str, value: Argument) -> Any:
-        return from_const(value) if isinstance(value, Const) else value
 
     def _bound(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         """A call without arguments: its tensors are made now where they never move, and looked up at run time where they do."""
@@ -151,8 +149,7 @@ class BoundProgram:
         return _Late(look)
 
     def _adopting(self, instruction: Call) -> Callable[[], Any]:
-        kwargs = {key: value for key, value in instruction.kwargs}
-        kernel = self._bound(overload(instruction.op), instruction.args, kwargs)
+        kernel = self._bound(overload(instruction.op), instruction.args, dict(instruction.kwargs))
         outputs, frees, slots = instruction.outputs, instruction.frees, self.slots
 
         def call() -> None:
@@ -199,7 +196,9 @@ class _Late:
 def _as_planned(result: Tensor, operand: Operand) -> Tensor:
     """The kernel's own result; laid out anew where its strides are not those that the capture saw on fake tensors, or where it holds on to more
     memory than its own elements (some operators return a part of a larger allocation, or of their argument)."""
-    assert result.shape == operand.shape, f"%{operand.value}: planned shape {operand.shape}, the kernel returned {tuple(result.shape)}"
+    if result.shape != operand.shape or result.dtype != LONG[operand.dtype]:
+        planned = f"{operand.dtype}{list(operand.shape)}"
+        raise CheckError(f"%{operand.value}: planned as {planned}, but the kernel returned {result.dtype} of shape {list(result.shape)}")
     same = same_layout(operand.shape, tuple(result.stride()), operand.strides) or result.numel() <= 1
     if same and result.untyped_storage().nbytes() <= operand.extent_bytes:
         return result

@@ -226,7 +226,7 @@ class Step:
         if len(self.planned) == MANY_PROGRAMS:
             warnings.warn(
                 f"this step has made {MANY_PROGRAMS} programs, one for each batch size and each number in a batch; "
-                f"pass numbers that change as tensors, "
+                "pass numbers that change as tensors, "
                 "and pad batches to a few sizes",
                 stacklevel=4,
             )
