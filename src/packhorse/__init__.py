@@ -16,6 +16,8 @@ _HOMES = {
     "plan": "packhorse.api",
     "compile": "packhorse.api",
     "Mesh": "packhorse.mesh",
+    "Elementwise": "packhorse.optim.elementwise",
+    "Needs": "packhorse.optim.elementwise",
     "save": "packhorse.checkpoint.step",
     "load": "packhorse.checkpoint.step",
     **dict.fromkeys(

@@ -8,10 +8,13 @@ import torch
 from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture
 from packhorse.capture.dtypes import SHORT
+from packhorse.capture.flat_storage import Widths, flat_storage
+from packhorse.capture.precision import PRECISIONS, is_narrow
 from packhorse.capture.trace import distinct
-from packhorse.capture.update import check_optimizer, check_parameters, flat_storage, update_graph
+from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
+from packhorse.planning.persistent import holds_models_own
 from packhorse.planning.plan import Options, Plan, make_plan
 from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
@@ -45,7 +48,11 @@ def plan(
     batch: one micro-batch (a dict calls model(**batch), a tuple model(*batch), a tensor model(batch)), or a list of num_micro_batches of them.
     loss: loss(output, batch) -> scalar; by default the model's scalar output, or the output's `.loss`. Tensors that it or the model hold
     besides parameters and buffers are copied as they are now.
-    precision: "fp32" keeps the model's own dtype. clip_norm: largest global 2-norm of the gradients.
+    precision: "fp32" keeps the model's own dtype. "bf16", "fp16": parameters are computed with as 16-bit copies under autocast, with islands of fp32
+    (capture/precision.py has the recipe); the model's own wide parameters are the master weights, and a model of that dtype gets wide ones beside it.
+    fp16 scales the loss; a step whose gradients overflow is skipped (`step.last.skipped`, `step.loss_scale`).
+    grad_dtype: dtype in which gradients are kept and added up; by default the one that they are computed in.
+    clip_norm: largest global 2-norm of the gradients.
     recompute: "none" keeps everything; "auto" the same in this version. budget: None, bytes, "6GiB", "40%" of the keep-everything
     peak, or "minimum". in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
@@ -56,7 +63,8 @@ def plan(
         seen = f"{type(model).__name__} and optimizer={type(optimizer).__name__}"
         raise UserError(f"packhorse.plan(model, batch, optimizer=...): expected a torch.nn.Module and a torch.optim optimizer, seen {seen}")
     mesh = mesh or Mesh()
-    _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, device, tensor_plan, recompute)
+    _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute)
+    widths = _widths(model, precision, grad_dtype)
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
     if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
@@ -67,16 +75,20 @@ def plan(
     micros = micro_batches(batch, num_micro_batches) if isinstance(batch, list) else [canonical(batch)]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     given = signature(sample)
-    captured = capture(model, sample, loss, num_micro_batches)
-    persistent, owned = flat_storage(model, optimizer, captured, clip_norm)
-    graphs = {"first": captured.first}
-    if captured.next is not None:
-        graphs["next"] = captured.next
-    graphs["update"] = update_graph(model, optimizer, persistent, owned, clip_norm)
-    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
-    parameters = distinct(model.named_parameters(remove_duplicate=False))
-    job = Job(optimizer, loss, given, captured.constants, parameters, modes_of(model), group_structure(optimizer))  # type: ignore[arg-type]
-    return make_plan(graphs, persistent, options, job)
+    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads)
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths)
+    graphs = {
+        "agree": agreement_graph(persistent),
+        "first": captured.first,
+        "next": captured.next,
+        "norm": norm_graph(model, persistent, clip_norm),
+        "update": update_graph(optimizer, persistent, owned),
+    }
+    kept = None if widths.grads is None else SHORT[widths.grads]
+    options = Options(recompute, budget, num_micro_batches, clip_norm, precision, kept, mesh, in_place, share)
+    parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
+    job = Job(optimizer, loss, widths, given, captured.questions, captured.constants, parameters, modes_of(model), group_structure(optimizer))
+    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, job)
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
@@ -98,7 +110,8 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
             "the scheduler ReduceLROnPlateau wants a metric at each step, which a compiled step does not have; leave scheduler=None and call "
             "scheduler.step(metric) yourself: the optimizer's learning rates are read at every step"
         )
-    planned = {(slot.role, slot.target): slot.value for run in plan.persistent.runs for slot in run.slots if slot.role in ("param", "buffer")}
+    own = [run for run in plan.persistent.runs if run.kind == "buffers" or holds_models_own(run)]
+    planned = {("buffer" if run.kind == "buffers" else "param", slot.target): slot.value for run in own for slot in run.slots}
     seen: dict[tuple[str, str], torch.Tensor] = {("param", n): p for n, p in model.named_parameters()}
     seen |= {("buffer", n): b for n, b in model.named_buffers()}
     same = planned.keys() == seen.keys() and all(seen["param", n] is p for n, p in plan.job.parameters.items())
@@ -110,13 +123,26 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
     return Step(model, plan, scheduler)
 
 
-def _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, device, tensor_plan, recompute) -> None:
+def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | None) -> Widths:
+    if precision not in PRECISIONS:
+        raise UserError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)} (fp32 keeps the model's own dtype)")
+    if grad_dtype is not None and (not isinstance(grad_dtype, torch.dtype) or not grad_dtype.is_floating_point or grad_dtype.itemsize < 2):
+        raise UserError(f"grad_dtype={grad_dtype!r}: expected a floating-point dtype such as torch.float32, or None to keep gradients as they come")
+    compute = PRECISIONS[precision]
+    other = next((n for n, p in model.named_parameters() if compute is not None and is_narrow(p.dtype) and p.dtype != compute), None)
+    if other is not None:
+        raise UserError(
+            f"precision={precision!r}, but the parameter {other!r} is {model.get_parameter(other).dtype}, which would lose bits in it; give a "
+            "float32 model (model.float()), or choose the precision that it has"
+        )
+    return Widths(compute, grad_dtype, scaled=compute is torch.float16)
+
+
+def _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute) -> None:
     """Options of the road map that this version does not have are refused by name, never ignored."""
     if recompute not in RECOMPUTE:
         raise UserError(f"recompute={recompute!r} is not a method of this version; known: {', '.join(RECOMPUTE)} (both keep everything)")
     later = {
-        "precision": precision != "fp32",
-        "grad_dtype": grad_dtype is not None,
         "rank": rank not in (None, 0),
         "zero_stage": zero_stage != 0,
         "host_budget": host_budget is not None,
@@ -126,7 +152,7 @@ def _refuse_later_parts(precision, grad_dtype, rank, zero_stage, host_budget, de
     asked = [name for name, used in later.items() if used]
     if asked:
         raise UserError(
-            f"{', '.join(asked)}: this version plans one rank in the model's own precision; leave "
+            f"{', '.join(asked)}: this version plans one rank on the device of the model; leave "
             f"{'it' if len(asked) == 1 else 'them'} at the default "
             "(docs/design.md has the road map)"
         )

@@ -140,6 +140,18 @@ def test_tensors_that_the_manifest_does_not_list(folder):
     refused(folder, "does not list the tensors")
 
 
+def test_only_what_is_asked_for_is_read_and_every_byte_is_checked(tmp_path):
+    w = torch.arange(3.0)
+    write_checkpoint(tmp_path / "c", {"param/w": w, "param/tied": w, "buffer/b": torch.ones(2), "state/m": torch.zeros(5)}, {"n": 1})
+    tensors, meta = read_checkpoint(tmp_path / "c", ("param/", "buffer/"))
+    assert tensors.keys() == {"param/w", "param/tied", "buffer/b"} and tensors["param/w"] is tensors["param/tied"] and meta == {"n": 1}
+    assert torch.equal(tensors["param/w"], w)
+    content = (tmp_path / "c" / "tensors.safetensors").read_bytes()
+    (tmp_path / "c" / "tensors.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(tmp_path / "c", ("buffer/",))
+
+
 def test_newest_skips_what_is_not_whole_and_says_why(tmp_path):
     assert newest_checkpoint(tmp_path / "nowhere") is None
     for step in (2, 10, 30):

@@ -213,9 +213,68 @@ def test_pruning_never_removes_the_only_good_one(tmp_path):
     write_checkpoint(tmp_path / "step-2", state(), {})
     with open(tmp_path / "step-2" / "tensors.safetensors", "r+b") as file:
         file.truncate(10)
-    with pytest.raises(CheckpointError):
-        prune_checkpoints(tmp_path, 1)
-    assert names(tmp_path) == ["step-1", "step-2"]
+    said = []
+    assert prune_checkpoints(tmp_path, 1, report=said.append) == []
+    assert names(tmp_path) == ["damaged-0-step-2", "step-1"] and len(said) == 1 and "damaged: 10 bytes" in said[0]
+    # The next good one counts, the damaged one does not: two good ones stay.
+    write_checkpoint(tmp_path / "step-3", state(), {})
+    assert prune_checkpoints(tmp_path, 2) == []
+    assert names(tmp_path) == ["damaged-0-step-2", "step-1", "step-3"]
+
+
+def test_a_flipped_bit_in_the_newest_one_is_found_before_anything_is_deleted(tmp_path):
+    for step in (1, 2):
+        write_checkpoint(tmp_path / f"step-{step}", state(), {})
+    with open(tmp_path / "step-2" / "tensors.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    assert prune_checkpoints(tmp_path, 1, report=lambda text: None) == []
+    assert same(read_checkpoint(tmp_path / "step-1")[0], state())
+
+
+def test_fewer_are_kept_when_the_number_is_lowered_and_multiples_stay_for_good(tmp_path):
+    for step in (5, 10, 15, 20, 25):
+        write_checkpoint(tmp_path / f"step-{step}", state(step), {})
+    assert [path.name for path in prune_checkpoints(tmp_path, 1, keep_every=10)] == ["step-5", "step-15"]
+    assert names(tmp_path) == ["step-10", "step-20", "step-25"]
+    assert [path.name for path in prune_checkpoints(tmp_path, 1)] == ["step-10", "step-20"]
+
+
+def test_links_are_neither_deleted_nor_counted(tmp_path):
+    archive, root = tmp_path / "archive", tmp_path / "root"
+    for step in (1, 9):
+        write_checkpoint(archive / f"step-{step}", state(step), {})
+    for step in (2, 3):
+        write_checkpoint(root / f"step-{step}", state(step), {})
+    for name in ("step-1", "step-9"):
+        (root / name).symlink_to(archive / name)
+    (root / "step-11").symlink_to(tmp_path / "nowhere")
+    assert [path.name for path in prune_checkpoints(root, 1)] == ["step-2"]
+    assert names(root) == ["step-1", "step-11", "step-3", "step-9"] and same(read_checkpoint(archive / "step-1")[0], state(1))
+
+
+def test_a_kill_between_saving_and_pruning_is_made_up_for(tmp_path):
+    for step in (1, 2, 3):  # killed before step-1 went
+        write_checkpoint(tmp_path / f"step-{step}", state(step), {})
+    write_checkpoint(tmp_path / "step-4", state(4), {})
+    assert [path.name for path in prune_checkpoints(tmp_path, 2)] == ["step-1", "step-2"]
+
+
+def test_what_cannot_be_deleted_is_said_and_does_not_stop_the_next_save(tmp_path, monkeypatch):
+    for step in (1, 2):
+        write_checkpoint(tmp_path / f"step-{step}", state(step), {})
+    said = []
+
+    def rmtree(path, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", rmtree)
+    prune_checkpoints(tmp_path, 1, report=said.append)
+    write_checkpoint(tmp_path / "step-3", state(3), {})
+    assert "cannot delete outdated checkpoints: Permission denied" in said[0] and newest_checkpoint(tmp_path) == tmp_path / "step-3"
 
 
 def test_tensors_are_written_one_at_a_time(tmp_path):

@@ -26,7 +26,7 @@ def test_help_does_not_import_torch_and_is_quick():
     done = packhorse("--help", code=code)
     assert done.returncode == 0 and "IMPORTED []" in done.stdout
     assert time.perf_counter() - started < 3  # about 0.4 s on an idle machine
-    for command in ("plan", "train", "explain", "doctor", "bench"):
+    for command in ("plan", "train", "explain", "sample", "doctor", "bench", "ckpt"):
         assert command in done.stdout
 
 
@@ -40,7 +40,10 @@ def test_help_does_not_import_torch_and_is_quick():
         (["train", "a.toml", "--set", "optimizer.lrr=1"], "did you mean lr?"),
         (["train", "a.toml", "--set", "data.corpus=nowhere"], "there is no such folder"),
         (["train", "a.toml", "--resume", "none"], "'full' holds a run already"),
-        (["bench", "nothing"], "the benchmarks are step, layout, gpu"),
+        (["bench", "nothing"], "the benchmarks are step"),
+        (["sample", "nowhere", "--prompt", "a"], "nowhere is not the folder of a run"),
+        (["ckpt", "ls", "nowhere"], "there is no folder nowhere"),
+        (["ckpt", "verify", "full"], "full holds no checkpoints"),
     ],
 )
 def test_mistakes_are_one_paragraph_and_exit_code_2(tmp_path, arguments, message):
@@ -66,8 +69,10 @@ def test_every_printing_command_has_json_and_no_option_begins_one_of_torchruns()
     from torch.distributed.run import get_args_parser
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings} - {"--help", "-h"}
-    commands = typer.main.get_command(app).commands
-    assert set(commands) == {"plan", "train", "explain", "doctor", "bench"}
+    commands = dict(typer.main.get_command(app).commands)
+    assert set(commands) == {"plan", "train", "explain", "sample", "doctor", "bench", "ckpt"}
+    commands |= commands.pop("ckpt").commands
+    assert {"ls", "verify", "to-hf", "from-hf"} <= set(commands)
     for name, command in commands.items():
         names = [name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]]
         options = {name for name in names if name.startswith("-")}

@@ -1,8 +1,10 @@
 import hashlib
+import json
 
+import numpy as np
 import pytest
 
-from packhorse.data.corpus import load_corpus
+from packhorse.data.corpus import load_corpus, needs_tokenizing
 from packhorse.errors import DataError
 
 pytestmark = pytest.mark.pure
@@ -12,9 +14,9 @@ def goes_to_validation(content: bytes) -> bool:
     return int(hashlib.sha256(content).hexdigest()[:8], 16) / 2**32 < 0.05
 
 
-def fill(folder, num_files=200):
+def fill(folder, num_documents=200):
     contents = {}
-    for i in range(num_files):
+    for i in range(num_documents):
         path = folder / f"part{i % 3}" / f"{i:03}.txt"
         path.parent.mkdir(exist_ok=True)
         contents[path] = f"file {i} ".encode() * 20
@@ -27,7 +29,7 @@ def test_split_is_by_whole_file_and_follows_the_hash_of_the_content(tmp_path):
     corpus = load_corpus(str(tmp_path))
     assert bytes(corpus.validation) == b"".join(c for c in contents if goes_to_validation(c))
     assert bytes(corpus.train) == b"".join(c for c in contents if not goes_to_validation(c))
-    assert corpus.num_files == 200 and 0 < len(corpus.validation) < 0.25 * len(corpus.train)
+    assert corpus.num_documents == 200 and 0 < len(corpus.validation) < 0.25 * len(corpus.train)
 
 
 def test_copies_count_once_so_no_text_is_on_both_sides(tmp_path):
@@ -68,7 +70,7 @@ def test_other_files_and_hidden_folders_are_left_out(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config.txt").write_bytes(b"no")
-    assert load_corpus(str(tmp_path)).num_files == 1
+    assert load_corpus(str(tmp_path)).num_documents == 1
 
 
 def test_the_standard_library_is_there_without_its_tests():
@@ -96,4 +98,79 @@ def test_unreadable_file_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"text")
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"gone\.txt"):
+        load_corpus(str(tmp_path))
+
+
+def test_lines_of_jsonl_are_documents_of_bytes(tmp_path):
+    texts = [f"text {i}, für sich" for i in range(300)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    corpus = load_corpus(str(path), field="body")
+    assert bytes(corpus.validation) == b"".join(t.encode() for t in texts if goes_to_validation(t.encode()))
+    assert bytes(corpus.train) == b"".join(t.encode() for t in texts if not goes_to_validation(t.encode()))
+    assert corpus.num_documents == 300 and corpus.describe().startswith("300 documents, ") and (corpus.unit, corpus.vocab) == ("byte", 256)
+    with pytest.raises(DataError, match=r"a\.jsonl line 1: there is no 'text' among its keys 'body'"):
+        load_corpus(str(path))
+
+
+def test_files_of_tokens(tmp_path):
+    np.arange(1000, dtype="<u4").tofile(tmp_path / "a.bin")
+    corpus = load_corpus(str(tmp_path / "a.bin"), token_dtype="uint32", vocab=1000)
+    assert list(corpus.train) == list(range(950)) and list(corpus.validation) == list(range(950, 1000))
+    assert (corpus.unit, corpus.vocab, corpus.num_documents) == ("token", 1000, None)
+    assert corpus.describe() == "950 tokens to train on, 50 to validate (the last 5%)"
+    (tmp_path / "a.bin").rename(tmp_path / "train.bin")
+    np.arange(7, dtype="<u4").tofile(tmp_path / "val.bin")
+    pair = load_corpus(str(tmp_path), token_dtype="uint32")
+    assert list(pair.train) == list(range(1000)) and list(pair.validation) == list(range(7)) and pair.digest != corpus.digest
+    np.arange(1, 8, dtype="<u4").tofile(tmp_path / "val.bin")
+    assert load_corpus(str(tmp_path), token_dtype="uint32").digest != pair.digest
+
+
+def test_a_token_outside_the_vocabulary_is_said_at_once(tmp_path):
+    np.array([1, 2, 300, 4] * 100, dtype="<u2").tofile(tmp_path / "a.bin")
+    with pytest.raises(DataError, match=r"token 300 at place 2 of .*a\.bin is outside the model's vocabulary of 256"):
+        load_corpus(str(tmp_path / "a.bin"), vocab=256)
+    # A file of 16-bit tokens read as 32-bit ones: 1 + 2 * 65536 and 300 + 4 * 65536.
+    with pytest.raises(DataError, match=r"token 262,444 at place 1 .*data\.token_dtype"):
+        load_corpus(str(tmp_path / "a.bin"), token_dtype="uint32", vocab=50_000)
+
+
+def test_text_and_a_tokenizer(tmp_path, tokenizer_folder, listener):
+    (tmp_path / "texts").mkdir()
+    fill(tmp_path / "texts")
+    given = {"tokenizer": str(tokenizer_folder), "folder": tmp_path / "run" / "tokens", "field": "text", "vocab": 300}
+    assert needs_tokenizing(str(tmp_path / "texts"), **given) and not (tmp_path / "run").exists()
+    corpus = load_corpus(str(tmp_path / "texts"), report=listener, **given)
+    assert not needs_tokenizing(str(tmp_path / "texts"), **given)
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    texts = [path.read_text() for path in sorted((tmp_path / "texts").rglob("*.txt"))]
+    expected = [[*library.encode(text).ids, 0] for text in texts if not goes_to_validation(text.encode())]
+    assert np.array_equal(corpus.train, np.concatenate(expected)[:-1])
+    assert (corpus.unit, corpus.vocab, corpus.num_documents) == ("token", library.get_vocab_size(), 200)
+    again = load_corpus(str(tmp_path / "texts"), report=listener, **given)
+    assert again.digest == corpus.digest and len(listener.said) == 2
+    # The folder that was written is a corpus by itself.
+    (kept,) = (path for path in (tmp_path / "run" / "tokens").iterdir() if path.is_dir())
+    assert list(load_corpus(str(kept), vocab=300).train) == list(corpus.train)
+    (tmp_path / "texts" / "more.txt").write_text("one more")
+    assert load_corpus(str(tmp_path / "texts"), report=listener, **given).digest != corpus.digest
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, tokenizer_folder, listener):
+    (tmp_path / "a.txt").write_text("text " * 100)
+    np.ones(1000, dtype="<u2").tofile(tmp_path / "a.bin")
+    for source in ("a.txt", "a.bin"):
+        with pytest.raises(DataError, match=r"data\.tokenizer = .* tokens and the model a vocabulary of 256.*Set model\.vocab to 2\d\d or more"):
+            load_corpus(str(tmp_path / source), tokenizer=str(tokenizer_folder), vocab=256, folder=tmp_path / "tokens", report=listener)
+    with pytest.raises(DataError, match="'bytes' has 256 tokens and the model a vocabulary of 100"):
+        load_corpus(str(tmp_path / "a.txt"), vocab=100)
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_folder_of_token_files_alone_says_to_name_the_file(tmp_path):
+    np.ones(10, dtype="<u2").tofile(tmp_path / "part.bin")
+    with pytest.raises(DataError, match=r"found no text in .*it holds part\.bin: name the file itself"):
         load_corpus(str(tmp_path))

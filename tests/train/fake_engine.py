@@ -40,6 +40,8 @@ class FakeLedger:
 class FakeLast:
     grad_norm: float = 0.0
     clipped_norm: float = 0.0
+    skipped: bool = False
+    loss_scale: float | None = None
 
 
 class FakeStep:
@@ -61,7 +63,7 @@ class FakeStep:
             raise NonFiniteError("the loss is nan")
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm).item()
-        self.last = FakeLast(norm, min(norm, self.clip_norm))
+        self.last = self.engine.last or FakeLast(norm, min(norm, self.clip_norm))
         self.optimizer.step()
         return loss.detach()
 
@@ -104,6 +106,7 @@ class FakeEngine:
 
     nan_at: int | None = None
     measured: int = 1000
+    last: FakeLast | None = None
     on_step: Any = lambda number: None
     on_evaluate: Any = lambda: None
     batches: list = field(default_factory=list)
@@ -114,7 +117,7 @@ class FakeEngine:
         self.options = options | {"batch": batch}
         return FakePlan(options)
 
-    def compile(self, model, plan):
+    def compile(self, model, plan, scheduler=None):
         return FakeStep(self, model, plan)
 
 

@@ -1,27 +1,115 @@
-"""A plan on meta is the plan of the run."""
+"""A plan on meta is the plan of the run; each kind of model is built as [model] says."""
+
+import json
 
 import pytest
+import torch
 
 import packhorse
-from packhorse.train.build import build_model, build_optimizer, build_plan
+from packhorse.errors import ConfigError
+from packhorse.models.bert import BERT
+from packhorse.models.gpt import GPT
+from packhorse.models.lstm import LSTM
+from packhorse.train.build import build_model, build_optimizer, build_plan, model_vocab
 from packhorse.train.config_file import config_from_dict
 
 pytestmark = pytest.mark.cpu
 
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 100}
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_a_model_without_memory_is_planned_alike(kind):
-    config = config_from_dict(
+
+def settings(optimizer=None, seq_len=8, **model):
+    return config_from_dict(
         {
-            "model": {"layers": 1, "width": 16, "heads": 2},
-            "data": {"seq_len": 8, "micro_batch_size": 2, "global_batch_size": 4},
-            "optimizer": {"kind": kind, "clip_norm": 1.0},
+            "model": model,
+            "data": {"seq_len": seq_len, "micro_batch_size": 2, "global_batch_size": 4},
+            "optimizer": {"clip_norm": 1.0} | (optimizer or {}),
         }
     )
-    plans = []
+
+
+def plans(config):
+    found = []
     for device in ("cpu", "meta"):
         model = build_model(config, device)
         optimizer = build_optimizer(config, model)
         assert [group["fused"] for group in optimizer.param_groups] == [config.optimizer.fused] * 2
-        plans.append(build_plan(config, packhorse, model, optimizer).to_dict())
-    assert plans[0] == plans[1]
+        found.append(build_plan(config, packhorse, model, optimizer).to_dict())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_model_without_memory_is_planned_alike(kind):
+    one, other = plans(settings({"kind": kind}, layers=1, width=16, heads=2))
+    assert one == other
+
+
+@pytest.mark.parametrize("model", [{"kind": "bert", "heads": 2}, {"kind": "lstm"}])
+def test_other_kinds_without_memory_are_planned_alike(model):
+    one, other = plans(settings(layers=1, width=16, seq_len=3, **model))
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertForMaskedLM"])
+def test_a_hugging_face_model_without_memory_is_planned_alike(name, tmp_path):
+    t = pytest.importorskip("transformers")
+    configs = {"LlamaForCausalLM": t.LlamaConfig, "GPT2LMHeadModel": t.GPT2Config, "BertForMaskedLM": t.BertConfig}
+    small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 100} if name == "GPT2LMHeadModel" else SMALL
+    (tmp_path / "config.json").write_text(json.dumps(configs[name](**small).to_dict() | {"architectures": [name]}))
+    one, other = plans(settings(kind="hf", config=str(tmp_path)))
+    assert one == other
+
+
+def test_each_kind_is_built_as_it_says():
+    bert = build_model(settings(kind="bert", layers=3, width=16, heads=2))
+    assert isinstance(bert, BERT) and len(bert.blocks) == 3 and bert.positions.num_embeddings == 8 and bert.dropout.p == 0.1
+    lstm = build_model(settings(kind="lstm", layers=3, width=16))
+    assert isinstance(lstm, LSTM) and len(lstm.body.cells) == 3 and lstm.tokens.num_embeddings == 256
+    xl = build_model(settings(size="gpt2-xl"), "meta")
+    assert isinstance(xl, GPT) and sum(p.numel() for p in xl.parameters()) == 1_557_611_200 - (1024 - 8) * 1600  # 8 positions instead of 1024
+    assert model_vocab(settings(size="gpt2-xl")) == 50257 and model_vocab(settings(size="gpt2-xl", vocab=256)) == 256
+    assert build_model(settings(kind="bert", size="megatron-bert-336m"), "meta").pre_norm
+    assert not build_model(settings(kind="bert", size="bert-base"), "meta").pre_norm
+
+
+@pytest.mark.parametrize(
+    "model,text",
+    [
+        ({"size": "gpt2xl"}, "did you mean gpt2-xl"),
+        ({"size": "gpt2", "layers": 3}, "model.size = 'gpt2' has layers 12, and model.layers is 3"),
+        ({"kind": "lstm", "heads": 4}, "model.heads means nothing for model.kind = 'lstm'"),
+        ({"kind": "lstm", "size": "gpt2"}, "model.kind = 'lstm' has none"),
+        ({"kind": "hf"}, "needs model.config"),
+        ({"kind": "hf", "config": "x", "width": 8}, "model.width means nothing for model.kind = 'hf'"),
+        ({"weights": "x"}, "model.weights means nothing for model.kind = 'gpt'"),
+        ({"objective": "masked"}, "model.objective = 'masked' does not go with model.kind = 'gpt'"),
+        ({"kind": "bert", "objective": "causal"}, "expected auto or masked"),
+        ({"width": 10}, "model.width = 10 is not a multiple of model.heads = 4"),
+    ],
+)
+def test_keys_that_do_not_go_together(model, text):
+    with pytest.raises(ConfigError, match=text):
+        settings(**model)
+
+
+def test_a_hugging_face_model_that_cannot_be_trained_as_asked(tmp_path):
+    t = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(
+        json.dumps(t.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=100, n_positions=7).to_dict() | {"architectures": ["GPT2LMHeadModel"]})
+    )
+    with pytest.raises(ConfigError, match=r"data.seq_len = 8, and the model of .* has 7 positions"):
+        build_model(settings(kind="hf", config=str(tmp_path)))
+    small = t.XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=16, vocab_size=100)
+    (tmp_path / "config.json").write_text(json.dumps(small.to_dict() | {"architectures": ["XLNetLMHeadModel"]}))
+    with pytest.raises(ConfigError, match="XLNetLMHeadModel takes no targets that are shifted already"):
+        build_model(settings(kind="hf", config=str(tmp_path)))
+
+
+def test_weights_are_drawn_from_the_seed_of_the_run(tmp_path):
+    t = pytest.importorskip("transformers")
+    config = t.LlamaConfig(**SMALL)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": ["LlamaForCausalLM"]}))
+    ours = build_model(settings(kind="hf", config=str(tmp_path)))
+    torch.manual_seed(1)  # the default of run.seed
+    theirs = t.AutoModelForCausalLM.from_config(config)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))

@@ -58,7 +58,7 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
     [
         ("[run]\nstep = 3", "unknown key run.step; did you mean steps?"),
         ("[optimiser]\nlr = 1", "unknown section [optimiser]; did you mean optimizer?"),
-        ("steps = 3", "unknown section [steps]; the sections are run, model, data, optimizer, schedule, memory"),
+        ("steps = 3", "unknown section [steps]; the sections are run, model, data, precision, optimizer, schedule, memory"),
         ("run = 3", "run is 3, expected a section"),
         ('[run]\nsteps = "3"', "run.steps is '3' (a string), expected a whole number"),
         ("[run]\nsteps = 3.0", "run.steps is 3.0 (a number), expected a whole number"),
@@ -69,7 +69,17 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
         ("[optimizer]\nfused = 1", "optimizer.fused is 1 (a whole number), expected true or false"),
         ("[optimizer]\nbetas = [0.9]", "optimizer.betas is [0.9] (a list), expected a list of 2 numbers"),
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is 1.0, expected a number that is finite and at least 0 and below 1"),
-        ('[optimizer]\nkind = "adam"', 'optimizer.kind is \'adam\' (a string), expected one of "adamw", "sgd"; did you mean adamw?'),
+        ('[optimizer]\nkind = "adamm"', '"radam", "rmsprop", "rprop", "sgd"; did you mean adam?'),
+        (
+            '[optimizer]\nkind = "sgd"\nbetas = [0.9, 0.9]',
+            "optimizer.betas means nothing for optimizer.kind = 'sgd', which has lr, weight_decay, momentum, fused",
+        ),
+        ('[optimizer]\nkind = "rprop"\nweight_decay = 0', "optimizer.weight_decay means nothing for optimizer.kind = 'rprop', which has lr, options"),
+        ("[optimizer]\noptions = 3", "optimizer.options is 3 (a whole number), expected a table"),
+        ('[schedule]\nkind = "constant"\nmin_lr = 0', "schedule.min_lr means nothing for schedule.kind = 'constant', which has warmup_steps"),
+        ('[schedule]\nname = "StepLR"', "schedule.name means nothing for schedule.kind = 'cosine', which has warmup_steps, min_lr"),
+        ('[schedule]\nkind = "torch"\nname = "StepLR"\nwarmup_steps = 5', "schedule.warmup_steps means nothing for schedule.kind = 'torch'"),
+        ('[schedule]\nkind = "torch"', 'schedule.kind = "torch" needs schedule.name'),
         ("[memory]\nbudget = [1]", "memory.budget is [1] (a list), expected a whole number or a string"),
         ("[memory]\nbudget = 2026-01-01", "memory.budget is datetime.date(2026, 1, 1) (date), expected a whole number or a string"),
         ("[model]\nheads = 3", "model.width = 128 is not a multiple of model.heads = 3"),
@@ -114,6 +124,21 @@ def test_a_printed_configuration_reads_back_equal(corpus, lr, seed, budget):
         memory=MemoryConfig(budget=budget),
     )
     assert config_from_dict(tomllib.loads(format_config(config))) == config
+
+
+def test_options_are_a_table_and_are_printed_as_one(tmp_path):
+    text = '[optimizer]\nkind = "rmsprop"\n[optimizer.options]\nalpha = 0.9\ncentered = true\n[schedule]\nkind = "torch"\nname = "MultiStepLR"\n'
+    config = load_config(write(tmp_path, text), ["schedule.options={milestones = [3, 5], gamma = 0.5}"])
+    assert config.optimizer.options == {"alpha": 0.9, "centered": True}
+    assert config.schedule.options == {"milestones": [3, 5], "gamma": 0.5}
+    assert config_from_dict(tomllib.loads(format_config(config))) == config
+    assert differing_keys(config, replace(config, optimizer=replace(config.optimizer, options={"alpha": 0.8}))) == ["optimizer.options"]
+
+
+def test_defaults_of_an_optimizer_are_those_of_its_kind():
+    assert OptimizerConfig() == OptimizerConfig(kind="adamw", weight_decay=0.1, betas=(0.9, 0.95), fused=True)
+    assert OptimizerConfig(kind="sgd") == OptimizerConfig(kind="sgd", weight_decay=0.1, momentum=0.0, fused=True)
+    assert OptimizerConfig(kind="rprop").weight_decay is None and OptimizerConfig(kind="rmsprop").weight_decay == 0.0
 
 
 def test_the_printed_configuration_shows_every_key_with_its_default():

@@ -34,7 +34,16 @@ def test_the_end_of_a_run(tmp_path, ledger):
     with MetricsFile(tmp_path / "metrics.jsonl", 0) as metrics:
         print_report(CONFIG, corpus(), 1.2345, ledger, metrics, Console(out))
     said = out.getvalue()
-    assert "validation loss 1.2345 nats/byte; counting models on the same bytes: order 1: 2.3" in said  # ln 10 = 2.30
+    assert "validation loss 1.2345 nats/byte\ncounting models on the same bytes: order 1: 2.3" in said  # ln 10 = 2.30
     assert ("the ledger" in said) == (ledger is not None) and "None" not in said
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record["kind"] == "end" and record["step"] == 3 and record["counting_nats"]["1"] == pytest.approx(np.log(10), abs=0.03)
+
+
+def test_tokens_have_no_counting_models(tmp_path):
+    out = io.StringIO()
+    tokens = np.arange(50, dtype=np.uint16)
+    with MetricsFile(tmp_path / "metrics.jsonl", 0) as metrics:
+        print_report(CONFIG, Corpus("a.bin", tokens, tokens, None, "digest", "the last 5%", "token", 50), 1.2345, None, metrics, Console(out))
+    assert out.getvalue().rstrip().endswith("validation loss 1.2345 nats/token")
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"kind": "end", "step": 3, "loss": 1.2345}]

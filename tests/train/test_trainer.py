@@ -1,16 +1,20 @@
 import json
 import signal
 
+import numpy as np
 import pytest
 import torch
-from fake_engine import FakeEngine, terminate_at
+from fake_engine import FakeEngine, FakeLast, terminate_at
 
-from packhorse.checkpoint import read_checkpoint
+import packhorse.train.trainer as trainer
+import packhorse.train.trial as trial
+from packhorse.checkpoint import newest_checkpoint, read_checkpoint
 from packhorse.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from packhorse.train.config_file import config_from_dict, load_config
 from packhorse.train.console import Console
 from packhorse.train.metrics import read_metrics
 from packhorse.train.start import train
+from tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.cpu
 
@@ -68,15 +72,14 @@ def test_a_run_from_start_to_end(run, tmp_path, out):
 def test_a_log_line_has_every_field(run, out):
     run(run__peak_flops=1e9)
     line = next(line for line in out.getvalue().splitlines() if line.startswith("step 5/6"))
-    for name in ("loss ", "grad ", "lr ", "tokens/s ", "MFU ", "memory 0.000 GiB", "ETA 0:0"):
+    for name in ("loss ", "grad ", "lr ", "tok/s ", "MFU ", "memory 0.000 GiB", "ETA  0:0"):
         assert name in line
-    assert "MFU N/A" not in line
-    assert "tokens/s       -" in next(line for line in out.getvalue().splitlines() if line.startswith("step 1/6"))
+    assert "tok/s     -" in next(line for line in out.getvalue().splitlines() if line.startswith("step 1/6"))
 
 
 def test_mfu_is_not_guessed(run, out):
     run()
-    assert "MFU N/A" in out.getvalue()
+    assert "MFU" not in out.getvalue()
 
 
 def test_a_difference_between_predicted_and_measured_is_said(run, out):
@@ -178,8 +181,117 @@ def test_a_loss_that_is_not_finite_stops_and_saves(run, tmp_path, trace_nan):
     said = str(caught.value)
     assert "the loss of step 4 of 6 is NaN or infinite" in said and "step-3" in said and "\n" not in said
     assert ("blocks.1.attention" in said) == trace_nan and ("--trace-nan" in said) != trace_nan
+    assert said.endswith(f"with --resume auto, or go further back with --resume {tmp_path / 'run' / 'checkpoints' / 'step-2'}")
     assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
     assert [r["step"] for r in of_kind(tmp_path / "run" / "metrics.jsonl", "step")] == [1, 2, 3]
+
+
+def test_not_finite_at_the_first_step_after_a_resume_blames_the_checkpoint_and_names_the_one_before(run, tmp_path):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    run(run__steps=4)
+    with pytest.raises(NonFiniteError) as caught:
+        run(FakeEngine(nan_at=1), run__steps=6, run__resume="auto")
+    said = str(caught.value)
+    assert f"the first step after {checkpoints / 'step-4'}, which may be bad already" in said and f"--resume {checkpoints / 'step-2'}," in said
+    assert "\n" not in said and sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-4"]
+    with pytest.raises(NonFiniteError, match="there is no earlier one in this run, so begin a new run"):
+        run(FakeEngine(nan_at=1), run__steps=6, run__resume=str(checkpoints / "step-2"))
+    with pytest.raises(NonFiniteError) as caught:  # the second step after it is not that checkpoint's fault
+        run(FakeEngine(nan_at=2), run__steps=6, run__resume=str(checkpoints / "step-2"))
+    assert "bad already" not in str(caught.value)
+
+
+def test_a_state_that_may_be_bad_takes_no_earlier_checkpoint_with_it(run, tmp_path):
+    with pytest.raises(NonFiniteError):
+        run(FakeEngine(nan_at=6), run__keep_last=1)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-4", "step-5"]
+
+
+def test_a_save_is_tried_before_the_first_step_and_a_failed_one_leaves_the_folder_free(run, tmp_path, out, monkeypatch):
+    def full(*arguments):
+        raise CheckpointError("No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="nothing was trained"):
+        patched.setattr(trial, "save", full)
+        engine = FakeEngine()
+        run(engine)
+    assert not engine.batches
+    run(run__steps=2)
+    run(run__resume="auto")
+    run(run__dir=str(tmp_path / "other"), run__steps=2, run__trial_save=False)
+    assert out.getvalue().count("trial save") == 1
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_training_goes_on(run, tmp_path, out, monkeypatch):
+    checkpoints, real = tmp_path / "run" / "checkpoints", trainer.save
+
+    def save(path, step, extra):
+        real(path, step, extra)
+        if path.name == "step-4" and not (checkpoints / "damaged-0-step-4").exists():
+            (path / "tensors.safetensors").write_bytes(b"torn")
+
+    monkeypatch.setattr(trainer, "save", save)
+    assert run(run__keep_last=1) == 0
+    assert "step-4/tensors.safetensors is damaged: 4 bytes" in out.getvalue() and "kept as damaged-0-step-4" in out.getvalue()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["damaged-0-step-4", "step-6"]
+
+
+def test_a_damaged_last_checkpoint_is_saved_again(run, tmp_path, monkeypatch):
+    checkpoints, real = tmp_path / "run" / "checkpoints", trainer.save
+
+    def save(path, step, extra):
+        real(path, step, extra)
+        if path.name == "step-6" and not (checkpoints / "damaged-0-step-6").exists():
+            (path / "tensors.safetensors").write_bytes(b"torn")
+
+    monkeypatch.setattr(trainer, "save", save)
+    run()
+    assert newest_checkpoint(checkpoints) == checkpoints / "step-6"
+
+
+def test_checkpoints_of_every_so_many_steps_stay_for_good(run, tmp_path):
+    run(run__save_every=1, run__keep_last=1, run__keep_every=2, run__steps=5)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-2", "step-4", "step-5"]
+
+
+def test_a_skipped_step_is_said_and_its_record_is_json(run, tmp_path, out):
+    engine = FakeEngine(last=FakeLast(grad_norm=float("inf"), clipped_norm=float("inf"), skipped=True, loss_scale=65536.0))
+    run(engine, run__steps=2)
+    assert "step 2 skipped: gradients overflowed at loss scale 65536\n" in out.getvalue()
+    for record in of_kind(tmp_path / "run" / "metrics.jsonl", "step"):
+        assert record["loss_scale"] == 65536.0 and record["grad_norm"] is None
+    run(run__dir=str(tmp_path / "other"), run__steps=2)
+    assert all("loss_scale" not in record for record in of_kind(tmp_path / "other" / "metrics.jsonl", "step"))
+
+
+def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(run, tmp_path):
+    assert run(FakeEngine(on_evaluate=lambda: signal.raise_signal(signal.SIGTERM))) == 128 + signal.SIGTERM
+    assert of_kind(tmp_path / "run" / "metrics.jsonl", "eval") == []
+    run(run__resume="auto")
+    run(run__resume="auto")
+    assert [record["step"] for record in of_kind(tmp_path / "run" / "metrics.jsonl", "eval")] == [2, 4, 6]
+
+
+def test_tensorboard_has_what_metrics_has_however_often_a_run_stops(run, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def crash(number):
+        if number == 4:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        run(FakeEngine(on_step=crash), run__tensorboard=True)
+    run(FakeEngine(on_step=terminate_at(2)), run__tensorboard=True, run__resume="auto")
+    run(run__tensorboard=True, run__resume="auto")
+    run(run__tensorboard=True, run__resume="auto")  # finished: only reports
+    reader = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    for tag, kind in (("train/loss", "step"), ("validation/loss", "eval")):
+        expected = [(record["step"], record["loss"]) for record in of_kind(tmp_path / "run" / "metrics.jsonl", kind)]
+        found = [(event.step, event.value) for event in reader.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)  # float32 there
+    assert [event.step for event in reader.Scalars("train/lr")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_signal_in_an_evaluation_stops_there(run, tmp_path, out):
@@ -209,12 +321,79 @@ def test_too_little_text_is_said_before_planning(run, tmp_path):
     assert not engine.options and not (tmp_path / "run").exists()
 
 
-def test_samples_do_not_depend_on_the_size_of_a_micro_batch(run, tmp_path):
+@pytest.mark.parametrize("order", ["random", "epochs"])
+def test_samples_do_not_depend_on_the_size_of_a_micro_batch(run, tmp_path, order):
     engines = [FakeEngine(), FakeEngine()]
-    run(engines[0], run__dir=str(tmp_path / "a"), data__micro_batch_size=8)
-    run(engines[1], run__dir=str(tmp_path / "b"), data__micro_batch_size=2)
+    run(engines[0], run__dir=str(tmp_path / "a"), data__micro_batch_size=8, data__order=order)
+    run(engines[1], run__dir=str(tmp_path / "b"), data__micro_batch_size=2, data__order=order)
     for whole, parts in zip(engines[0].batches, engines[1].batches, strict=True):
         assert torch.equal(whole["ids"], torch.cat([part["ids"] for part in parts]))
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.random.default_rng(0).integers(0, 300, 2000).astype("<u2").tofile(path)
+    return path
+
+
+def test_a_run_on_tokens_is_measured_a_token(run, tmp_path, out, token_file):
+    run(data__corpus=str(token_file), model__vocab=300)
+    said = out.getvalue()
+    assert "data: 1,900 tokens to train on, 100 to validate (the last 5%)" in said and "loss, nats/token" in said
+    assert "validation loss" in said and "byte" not in said[said.index("data: ") :] and "counting models" not in said
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert {(r["unit"], r["num_tokens"]) for r in records if r["kind"] == "eval"} == {("token", 2 * 4 * 16)}
+    assert records[-1]["kind"] == "end" and "counting_nats" not in records[-1]
+
+
+def test_epochs_of_tokens_are_resumed_within_an_epoch_and_across_its_end(run, tmp_path, out, token_file):
+    # 1899 predictions of 16 are 119 windows, 8 a step: step 15 (from 1) ends the first epoch and begins the second.
+    changes = {"data__corpus": str(token_file), "model__vocab": 300, "data__order": "epochs", "run__steps": 18, "run__save_every": 0}
+    whole = FakeEngine()
+    run(whole, run__dir=str(tmp_path / "whole"), **changes)
+    for stop_at in (7, 14, 15):
+        parts = [FakeEngine(on_step=terminate_at(stop_at)), FakeEngine()]
+        for engine, resume in zip(parts, ("none", "auto")):
+            run(engine, run__dir=str(tmp_path / f"stopped-{stop_at}"), run__resume=resume, **changes)
+        batches = parts[0].batches + parts[1].batches
+        assert len(batches) == 18 and all(torch.equal(a["ids"], b["ids"]) for x, y in zip(batches, whole.batches) for a, b in zip(x, y))
+        assert equal(*(state(tmp_path / name / "checkpoints" / "step-18") for name in ("whole", f"stopped-{stop_at}")))
+    labels = torch.cat([part["labels"] for batch in whole.batches for part in batch])
+    assert (labels[:119] != -100).sum() == 1899
+    assert "not bit for bit" not in out.getvalue()
+
+
+def test_a_token_file_that_changes_under_a_run_stops_it_with_its_state_saved(run, tmp_path, token_file, out):
+    kept = token_file.read_bytes()
+    changes = {"data__corpus": str(token_file), "model__vocab": 300}
+
+    def cut(number):
+        if number == 3:
+            token_file.write_bytes(kept[:100])
+
+    with pytest.raises(DataError, match=r"changed while it was being read: it had 4,000 bytes and has 100"):
+        run(FakeEngine(on_step=cut), run__eval_every=0, **changes)
+    assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
+    token_file.write_bytes(kept)
+    assert run(run__resume="auto", run__eval_every=0, **changes) == 0 and "not bit for bit" not in out.getvalue()
+    run(run__dir=str(tmp_path / "whole"), run__eval_every=0, **changes)
+    assert equal(*(state(tmp_path / name / "checkpoints" / "step-6") for name in ("run", "whole")))
+    token_file.write_bytes(bytes(2) + kept[2:])
+    run(run__resume="auto", run__steps=7, run__eval_every=0, **changes)
+    assert "not bit for bit: corpus SHA-256 was" in out.getvalue()
+
+
+def test_text_is_tokenized_once_into_the_folder_of_the_run(run, tmp_path, out):
+    changes = {"data__tokenizer": str(save_tokenizer(tmp_path / "tokenizer")), "model__vocab": 300}
+    assert run(dry_run=True, **changes) == 0
+    assert "would first tokenize into" in out.getvalue() and not (tmp_path / "run").exists()
+    assert run(run__steps=2, **changes) == 0 and run(run__resume="auto", run__steps=3, **changes) == 0
+    said = out.getvalue()
+    assert said.count("tokenized 2 documents") == 1 and "nats/token" in said and "not bit for bit" not in said
+    assert [path.name for path in (tmp_path / "run" / "tokens").glob("*/*.bin")].count("train.bin") == 1
+    run(dry_run=True, run__resume="auto", **changes)
+    assert out.getvalue().count("would first tokenize into") == 1  # it is there already
 
 
 def test_one_step_is_enough_for_the_memory_line(run, tmp_path, out):

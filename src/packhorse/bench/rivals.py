@@ -22,6 +22,12 @@ def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
+def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """The scalar output, or the output's `.loss`."""
+    output = model(**batch)
+    return output if isinstance(output, torch.Tensor) else output.loss
+
+
 def eager(model: GPT, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
     """Plain PyTorch, gradients kept allocated between steps."""
     return _eager(copy.deepcopy(model), batch, lambda m: m)

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from packhorse.capture.convert import convert
-from packhorse.capture.trace import dense_strides, distinct, trace
+from packhorse.capture.convolution import plain_convolutions
+from packhorse.capture.dtypes import SHORT, to_const
+from packhorse.capture.questions import Questions
+from packhorse.capture.trace import dense_strides, device_of, distinct, trace
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.drop_clones import drop_clones
-from packhorse.graph.ir import Graph
+from packhorse.graph.grad_dtype import gradients_in
+from packhorse.graph.ir import Const, Graph
 from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.own_outputs import own_outputs
 from packhorse.graph.verify import verify
@@ -20,20 +24,31 @@ from packhorse.graph.verify import verify
 @dataclass(frozen=True)
 class Captured:
     """micro: forward and backward of one micro-batch. first, next: the same as the first and as a later micro-batch of the step (next is None
-    for one micro-batch). constants: tensors that the model's code made outside the graph."""
+    for one micro-batch). constants: tensors that the model's code made outside the graph. questions: what the model asked of this batch; the graphs
+    hold for batches that give the same answers."""
 
     micro: Graph
     first: Graph
     next: Graph | None
     constants: dict[str, torch.Tensor]
+    questions: Questions
 
     def trained(self) -> set[str]:
         """Names of the parameters that get a gradient."""
         return {out.target for out in self.micro.outputs if out.role == "grad"}
 
 
-def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro_batches: int = 1) -> Captured:
+def capture(
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Callable | None,
+    num_micro_batches: int = 1,
+    compute: torch.dtype | None = None,
+    grads: torch.dtype | None = None,
+) -> Captured:
     """The step's graphs. Nothing is allocated, the model is left as it is and may be on meta.
+
+    compute: dtype to compute in (capture/precision.py), grads: to keep gradients in; None: as the model is, and as they come.
 
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
@@ -41,8 +56,13 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
         raise CaptureError(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
-    micro, constants = convert("micro", trace(model, batch, loss, with_gradients=True))
-    micro = own_outputs(loss_in_rows(drop_clones(micro)))
+    traced = trace(model, batch, loss, with_gradients=True, compute=compute)
+    micro, constants = convert("micro", traced)
+    micro = plain_convolutions(micro, device_of(model))
+    micro = loss_in_rows(drop_clones(micro))
+    if grads is not None:
+        micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
+    micro = own_outputs(micro)
     verify(micro)
     if not any(out.role == "grad" for out in micro.outputs):
         raise CaptureError(
@@ -51,11 +71,14 @@ def capture(model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro
         )
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
     later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
-    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants)
+    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants, traced.questions)
 
 
-def capture_evaluation(model: torch.nn.Module, batch: Any, loss: Callable | None) -> tuple[Graph, dict[str, torch.Tensor]]:
+def capture_evaluation(
+    model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None
+) -> tuple[Graph, dict[str, torch.Tensor], Questions]:
     """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss"); changes of buffers are left out."""
-    graph, constants = convert("evaluate", trace(model, batch, loss, with_gradients=False))
+    traced = trace(model, batch, loss, with_gradients=False, compute=compute)
+    graph, constants = convert("evaluate", traced)
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(drop_clones(graph)), constants
+    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), constants, traced.questions

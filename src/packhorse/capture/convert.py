@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from packhorse.capture.dtypes import SHORT, to_const
+from packhorse.capture.dtypes import LONG, SHORT, to_const
 from packhorse.capture.trace import Trace
 from packhorse.errors import CaptureError
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value, contiguous_strides
@@ -43,6 +43,7 @@ class _Converter:
         self.known: dict[torch.fx.Node, Any] = {}  # fx node -> Ref, or tuple of Ref for several results
         self.values: dict[str, Value] = {}
         self.origin: dict[str, tuple[str, str]] = {}  # value -> (module, source) of the node that made it
+        self.relaid: set[str] = set()  # roots that lie in memory otherwise than on fake tensors
         self.rng: str | None = None
         self.num_draws = 0
 
@@ -83,13 +84,15 @@ class _Converter:
                 "side effects or control flow of its own); use another operator, or compute it outside the model"
             )
         results = node.meta["val"]
-        listed = results if isinstance(results, (tuple, list)) else [results]
         if op == "aten.embedding.default" and len(node.args) > 4 and node.args[4]:
             raise CaptureError(
                 f"the training step cannot be captured: {self.place(node)} asks for sparse gradients; make the embedding with sparse=False"
             )
         op = _MADE_REAL.get(op, op)
         base = None if op in _MADE_REAL.values() else self.viewed(node, op)
+        if base is not None and base.root in self.relaid:
+            results = self.view_again(node)
+        listed = results if isinstance(results, (tuple, list)) else [results]
         outputs: list[Value | None] = []
         for index, result in enumerate(listed):
             if result is None:
@@ -141,11 +144,25 @@ class _Converter:
         assert isinstance(first, torch.fx.Node), op
         return self.values[self.known[first].name]
 
+    def view_again(self, node: torch.fx.Node) -> Any:
+        """The results of a view, on tensors that lie as ours do."""
+
+        def ours(source: torch.fx.Node) -> torch.Tensor:
+            value = self.values[self.known[source].name]
+            storage = torch.empty(self.values[value.root].extent_bytes, dtype=torch.uint8, device="meta").view(LONG[value.dtype])
+            return storage.as_strided(value.shape, value.strides, value.offset // LONG[value.dtype].itemsize)
+
+        assert callable(node.target)
+        return node.target(*torch.fx.map_arg(node.args, ours), **torch.fx.map_arg(node.kwargs, ours))
+
     def value(self, name: str, result: torch.Tensor, base: Value | None) -> Value:
         name, shape, strides = self.unique(name), tuple(result.shape), tuple(result.stride())
         if base is None:
             value = Value(name, SHORT[result.dtype], shape, strides)
-            return value if value.is_dense else replace(value, strides=contiguous_strides(shape))
+            if value.is_dense:
+                return value
+            self.relaid.add(name)
+            return replace(value, strides=contiguous_strides(shape))
         # storage_offset counts from the start of the fake storage, where every root of this graph begins
         return Value(name, SHORT[result.dtype], shape, strides, base.root, int(result.storage_offset()) * result.element_size())
 

@@ -4,12 +4,15 @@ A TorchFunctionMode sees every call of a torch function, hooks on the modules fo
 `torch.fx.traceback.annotate`, which autograd carries over to the nodes of the backward pass.
 """
 
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.traceback import annotate
 from torch.overrides import TorchFunctionMode
@@ -37,13 +40,21 @@ def user_line_of(trace: TracebackType | None) -> str:
     return found
 
 
+def _host_random_state() -> int:
+    """Equal to an earlier one if neither Python's nor numpy's global generator has drawn since."""
+    numpys: Any = np.random.get_state()
+    return hash((random.getstate(), numpys[1].tobytes(), *numpys[2:]))
+
+
 class Location(TorchFunctionMode):
-    """While active, annotates every operator with module path and source line. `failed_module` is where an exception passed first."""
+    """While active, annotates every operator with module path and source line. `failed_module` is where an exception passed first;
+    `drawing_module` the innermost one whose forward drew from Python's or numpy's generators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.path: list[str] = [""]
         self.failed_module: str | None = None
+        self.drawing_module: str | None = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         with annotate({"module": self.path[-1], "source": user_line(sys._getframe(1))}):
@@ -54,10 +65,14 @@ class Location(TorchFunctionMode):
         """Follows the modules of `model` by hooks that are removed at the end."""
         handles = []
 
+        before = _host_random_state()
+
         def enter(path):
             return lambda module, args: self.path.append(path)
 
         def leave(module, args, output):
+            if self.drawing_module is None and _host_random_state() != before:
+                self.drawing_module = self.path[-1]
             if sys.exc_info()[0] is not None and self.failed_module is None:
                 self.failed_module = self.path[-1]
             self.path.pop()
@@ -69,6 +84,8 @@ class Location(TorchFunctionMode):
         try:
             with self:
                 yield
+            if self.drawing_module is None and _host_random_state() != before:
+                self.drawing_module = ""
         finally:
             for handle in handles:
                 handle.remove()

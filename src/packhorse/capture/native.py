@@ -7,8 +7,10 @@ operator itself, so they are set aside for the time of the trace.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch._C import DispatchKey
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
@@ -23,10 +25,21 @@ def _rewritten() -> list[torch._ops.OpOverload]:
     return [getattr(packet, kind) for packet in packets for kind in packet.overloads()]
 
 
+def _grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, *_, offs: torch.Tensor | None = None, out_dtype=None, **__) -> torch.Tensor:
+    """The result of a grouped matrix product by its shapes alone: offs (G,) divides the rows, the columns or the inner dim into G groups."""
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    if mat_a.dim() == mat_b.dim():
+        groups = [mat_a.shape[0] if mat_a.dim() == 3 else offs.shape[0]]  # type: ignore[union-attr]
+    else:
+        groups = []
+    return mat_a.new_empty([*groups, rows, columns], dtype=out_dtype or mat_a.dtype)
+
+
 @contextmanager
 def native_operators() -> Iterator[None]:
     """Inside it, resampling and margin losses are traced as themselves, and nn.LSTM not as oneDNN's fused layer, whose fake kernel gives its
-    workspace a wrong shape and dtype, but as the operators that it is made of."""
+    workspace a wrong shape and dtype, but as the operators that it is made of. Grouped matrix products, whose fake kernel knows bfloat16 on a GPU
+    alone, are taken in every dtype that their kernels take."""
     set_aside = []
     for op in _rewritten():
         for key in _KEYS:
@@ -35,9 +48,13 @@ def native_operators() -> Iterator[None]:
         op._dispatch_cache.clear()
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    registrations: Any = torch._meta_registrations
+    grouped_mm = registrations._meta_grouped_mm_common
+    registrations._meta_grouped_mm_common = _grouped_mm_shape
     try:
         yield
     finally:
+        registrations._meta_grouped_mm_common = grouped_mm
         torch._C._set_mkldnn_enabled(enabled)
         for op, key, kernel in set_aside:
             op.py_kernels[key] = kernel

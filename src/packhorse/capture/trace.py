@@ -20,6 +20,8 @@ from packhorse.capture.batch import call, replace_tensors, signature, tensors_of
 from packhorse.capture.dtypes import SHORT
 from packhorse.capture.location import Location, user_line_of
 from packhorse.capture.native import native_operators
+from packhorse.capture.precision import computed_dtype, computing_in
+from packhorse.capture.questions import NO_QUESTIONS, Questioner, Questions
 from packhorse.capture.substitute import substituted
 from packhorse.errors import CaptureError
 from packhorse.graph.ir import Value, contiguous_strides
@@ -32,10 +34,11 @@ _DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode"
 
 @dataclass(frozen=True)
 class Trace:
-    """The fx graph, and what each of its inputs is: ("param" | "buffer" | "batch", name), in placeholder order."""
+    """The fx graph, what each of its inputs is: ("param" | "buffer" | "batch", name), in placeholder order, and what the model asked of its batch."""
 
     module: torch.fx.GraphModule
     inputs: tuple[tuple[str, str], ...]
+    questions: Questions = NO_QUESTIONS
 
 
 def distinct(named: Any) -> dict[str, torch.Tensor]:
@@ -58,8 +61,8 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 @torch.inference_mode(False)
-def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradients: bool) -> Trace:
-    """One micro-batch's forward, and backward if `with_gradients`, as one functional fx graph.
+def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradients: bool, compute: torch.dtype | None = None) -> Trace:
+    """One micro-batch's forward, and backward if `with_gradients`, as one functional fx graph. compute: see capture/precision.py.
 
     Raises CaptureError naming the module and the line where the model cannot be run on fake tensors.
     """
@@ -69,8 +72,10 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = device_of(model)
     location = Location()
+    asked: list[Questions] = []  # of each time that the forward ran; the last one is the one that was recorded
     with mode:
-        fakes = [_fake(tensor, device, with_gradients and tensor.requires_grad) for tensor in originals]
+        fakes = [_fake(p, computed_dtype(p, compute), device, with_gradients and p.requires_grad) for p in params.values()]
+        fakes += [_fake(b, b.dtype, device, False) for b in buffers.values()]
         # the batch stays the caller's, with whatever strides it has; parameters and buffers move to storage of ours
         fakes += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors_of(batch)]
 
@@ -80,8 +85,12 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         def forward(self, *flat: torch.Tensor) -> torch.Tensor:
             exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
             rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
-            with substituted(model, exchange), location.inside(model):
-                return loss_of(call(model, rebuilt), rebuilt, loss)
+            questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch))
+            with substituted(model, exchange), location.inside(model), questioner, computing_in(compute, device.type):
+                found = loss_of(call(model, rebuilt), rebuilt, loss)
+                found = found if compute is None else found.float()
+            asked.append(questioner.questions())
+            return found
 
     # torch writes the traceback of a failure on fake tensors to its log, before we can say it in one paragraph
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -98,9 +107,15 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         raise CaptureError(_explain(error, location.failed_module)) from error
     finally:
         log.level = level
+    if location.drawing_module is not None:
+        raise CaptureError(
+            f"the training step cannot be captured: module {location.drawing_module or '(outermost)'!r} draws random numbers from Python's or "
+            "numpy's generator, which would be drawn once and then stay the same at every step; draw with torch (torch.rand), or make the draw "
+            "part of the batch"
+        )
     roles = [("param", name) for name in params] + [("buffer", name) for name in buffers]
     roles += [("batch", leaf.path) for leaf in signature(batch).leaves]
-    return Trace(module, tuple(roles))
+    return Trace(module, tuple(roles), asked[-1])
 
 
 def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:
@@ -123,9 +138,9 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return value.strides if value.is_dense else contiguous_strides(value.shape)
 
 
-def _fake(tensor: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
     """A tensor without memory on `device`; a non-dense layout (an expanded tensor) becomes the contiguous one that the runtime will hold."""
-    fake = torch.empty_strided(tensor.shape, dense_strides(tensor), dtype=tensor.dtype, device=device)
+    fake = torch.empty_strided(tensor.shape, dense_strides(tensor), dtype=dtype, device=device)
     return fake.requires_grad_() if requires_grad else fake
 
 

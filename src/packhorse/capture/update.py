@@ -1,43 +1,25 @@
-"""The torch.optim object -> runs of flat storage and the update graph: norm, clipping, and one optimizer node per run.
+"""The optimizer object -> the graphs around the micro-batches: weights in 16 bits before them; norm, clipping and one optimizer node per run after.
 
-The optimizer's class, groups and flags are honoured; its own `step` is never called. Numbers that may change from step to step (lr, betas, eps,
-weight decay, momentum, dampening) are not part of the graph: the kernel reads the group at every step.
+What the optimizer's class does is its description in packhorse/optim; its own `step` is never called. Numbers that may change from step to step (lr,
+betas, eps, weight decay, momentum, dampening) are not part of the graph: the kernel reads the group at every step.
 """
-
-from dataclasses import dataclass
 
 import torch
 
-from packhorse.capture.capture import Captured
-from packhorse.capture.dtypes import SHORT
-from packhorse.capture.trace import dense_strides, distinct
+from packhorse.capture.dtypes import LONG, SHORT, to_const
+from packhorse.capture.flat_storage import Owned
+from packhorse.capture.trace import distinct
 from packhorse.errors import UserError
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Graph, Input, Node, Output, Ref, Value, contiguous_strides
-from packhorse.planning.persistent import Persistent, Run, like, make_run
-
-SUPPORTED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-_REFUSED_FLAGS = ("capturable", "differentiable")
-
-
-@dataclass(frozen=True)
-class Owned:
-    """A run of parameters that one parameter group updates, with its gradient run and its state runs by name."""
-
-    group: int
-    params: Run
-    grads: Run
-    states: dict[str, Run]
+from packhorse.optim.elementwise import Elementwise, is_fused
+from packhorse.optim.table import check_settings, describe
+from packhorse.planning.persistent import Persistent, Run, holds_models_own
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises UserError for an optimizer that is not supported, or that holds other parameters than the model's."""
-    kind = type(optimizer)
-    if kind not in SUPPORTED:
-        raise UserError(
-            f"the optimizer {kind.__module__}.{kind.__qualname__} is not supported; use one of "
-            f"{', '.join('torch.optim.' + c.__name__ for c in SUPPORTED)} (exactly that class, not a subclass)"
-        )
+    described = describe(optimizer)
     known = {id(p) for p in model.parameters()}
     for index, group in enumerate(optimizer.param_groups):
         foreign = [tuple(p.shape) for p in group["params"] if id(p) not in known]
@@ -49,11 +31,7 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             )
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             raise UserError("the optimizer has step hooks, which a planned step would not run: its own step() is never called; remove them")
-        for flag in _REFUSED_FLAGS:
-            if group.get(flag):
-                raise UserError(
-                    f"parameter group {index} of the optimizer has {flag}=True, which a planned step cannot honour; make it with {flag}=False"
-                )
+    check_settings(optimizer, described)
 
 
 def check_parameters(model: torch.nn.Module) -> None:
@@ -77,141 +55,129 @@ def check_parameters(model: torch.nn.Module) -> None:
             )
 
 
-def state_names(optimizer: torch.optim.Optimizer, group: dict) -> list[str]:
-    """Names of the per-element states of a group, as torch.optim calls them."""
-    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        return ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
-    return ["momentum_buffer"] if group["momentum"] != 0 else []
+def agreement_graph(persistent: Persistent) -> Graph | None:
+    """What makes 16-bit weights and master weights agree, before the first micro-batch and before an evaluation: values that somebody changed in the
+    model are seen. The graph "agree", or None if there are no master weights.
 
-
-def flat_storage(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, captured: Captured, clip_norm: float | None
-) -> tuple[Persistent, list[Owned]]:
-    """Every run of persistent storage, and those that the optimizer updates.
-
-    Parameters with the same (dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order.
+    Of the model's own wide parameters the 16-bit copies are made anew; the master weights of its own 16-bit ones take over what was changed in those.
     """
-    trained = captured.trained()
-    group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    bundles: dict[tuple, list[tuple[str, Value]]] = {}
-    for name, param in distinct(model.named_parameters(remove_duplicate=False)).items():
-        group = group_of.get(id(param))
-        key = (SHORT[param.dtype], param.requires_grad, name in trained, group)
-        bundles.setdefault(key, []).append((name, _value(name, param)))
-    runs, owned = [], []
-    for (dtype, requires_grad, has_grad, group), tensors in bundles.items():
-        label = (
-            f"{dtype}."
-            + (f"g{group}" if group is not None else "nogroup")
-            + ("" if requires_grad else ".frozen")
-            + ("" if has_grad or not requires_grad else ".unused")
-        )
-        params = make_run(f"param.{label}", "parameters", "param", tensors)
-        runs.append(params)
-        if not has_grad:
+    inputs, nodes, outputs = [], [], []
+    runs = {run.name: run for run in persistent.runs}
+    for run in persistent.runs:
+        master = runs.get(run.name.replace("param.", "master.", 1)) if run.kind == "parameters" else None
+        if master is None:
             continue
-        grads = like(params, f"grad.{label}", "gradients", "grad")
-        runs.append(grads)
-        if group is None:
-            continue
-        states = {s: like(params, f"{s}.{label}", "optimizer states", "state") for s in state_names(optimizer, optimizer.param_groups[group])}
-        if states:
-            step = f"step.{label}"
-            # a count for each parameter, as torch keeps it, so that its own step() could go on from here
-            states["step"] = make_run(step, "optimizer states", "state", [(step, Value(step, "f32", (len(tensors),), (1,)))])
-        runs += states.values()
-        owned.append(Owned(group, params, grads, states))
-    runs += _by_dtype("buffer", "buffers", "buffer", [(n, _value(n, b)) for n, b in distinct(model.named_buffers(remove_duplicate=False)).items()])
-    runs += _by_dtype("constant", "constants", "constant", _constants(captured))
-    runs += _by_dtype("metric", "metrics", "metric", _metrics(captured, clip_norm))
-    return Persistent(tuple(runs)), owned
+        inputs.append(Input(_flat(master), "master", f"run {master.name}"))
+        if holds_models_own(master):
+            made = _flat(run, f"new.{run.name}")
+            nodes.append(_converted(master.name, made, run.dtype))
+            outputs.append(Output(made.name, "param", f"run {run.name}"))
+        else:
+            inputs.append(Input(_flat(run), "param", f"run {run.name}"))
+            made = _flat(master, f"new.{master.name}")
+            nodes.append(Node("packhorse.follow.default", (Ref(master.name), Ref(run.name)), (), (made,), "update"))
+            outputs.append(Output(made.name, "master", f"run {master.name}"))
+    return Graph("agree", tuple(inputs), tuple(nodes), tuple(outputs)) if nodes else None
 
 
-def _constants(captured: Captured) -> list[tuple[str, Value]]:
-    return [(i.target, i.value) for i in captured.micro.inputs if i.role == "constant"]
+def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float | None) -> Graph | None:
+    """The norm of all gradients -> the factor that the update scales them by: the graph "norm", or None where neither is asked for.
 
-
-def _metrics(captured: Captured, clip_norm: float | None) -> list[tuple[str, Value]]:
-    loss = next(captured.micro.values[o.name] for o in captured.micro.outputs if o.role == "metric")
-    found = [("loss", Value("loss", loss.dtype, (), ()))]
+    The norm is the norm of the gradients' norms, in the model's order, as torch.nn.utils.clip_grad_norm_ computes it on gradients in the dtype that
+    the optimizer works in. With a loss scale it is that of the unscaled gradients: a power of two may be divided out before or after.
+    """
+    metric = {slot.target: slot.value for run in persistent.runs if run.kind == "metrics" for slot in run.slots}
+    if "grad_norm" not in metric:
+        return None
+    inputs: list[Input] = []
+    nodes: list[Node] = []
+    runs = {run.name: run for run in persistent.runs}
+    grads = {slot.target: (slot.value, run) for run in persistent.runs if run.kind == "gradients" for slot in run.slots}
+    order = [name for name in distinct(model.named_parameters(remove_duplicate=False)) if name in grads]
+    widths = []
+    for name in order:
+        value, run = grads[name]
+        inputs.append(Input(Value(f"grad.{name}", value.dtype, value.shape, value.strides), "grad", name))
+        label = run.name.removeprefix("grad.")
+        works_on = runs.get(f"master.{label}") or runs[f"param.{label}"]
+        widths.append(max(value.dtype, works_on.dtype, key=lambda d: ITEMSIZE[d]))
+    dtype = metric["grad_norm"].dtype
+    scaled = "inverse_scale" in metric
+    norm = Value("scaled_norm" if scaled else "grad_norm", dtype, (), ())
+    of = tuple(Ref(f"grad.{name}") for name in order)
+    nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", tuple(widths)),), (norm,), "update"))
+    inverse = Value("inverse_scale", dtype, (), ())
+    if scaled:
+        inputs.append(Input(inverse, "metric", "inverse_scale"))
+        norm = Value("grad_norm", dtype, (), ())
+        nodes.append(Node("aten.mul.Tensor", (Ref("scaled_norm"), Ref(inverse.name)), (), (norm,), "update"))
+    outputs = [Output(norm.name, "metric", "grad_norm")]
     if clip_norm is not None:
-        norm = norm_dtype(captured)
-        found += [("grad_norm", Value("grad_norm", norm, (), ())), ("clip_coefficient", Value("clip_coefficient", norm, (), ()))]
-    return found
+        clip = Value("clip_coefficient", dtype, (), ())
+        nodes.append(Node("packhorse.clip_coefficient.default", (Ref(norm.name), float(clip_norm)), (), (clip,), "update"))
+        outputs.append(Output(clip.name, "metric", "clip_coefficient"))
+        if scaled:
+            factor = Value("grad_factor", dtype, (), ())
+            nodes.append(Node("aten.mul.Tensor", (Ref(clip.name), Ref(inverse.name)), (), (factor,), "update"))
+            outputs.append(Output(factor.name, "metric", "grad_factor"))
+    return Graph("norm", tuple(inputs), tuple(nodes), tuple(outputs))
 
 
-def norm_dtype(captured: Captured) -> str:
-    """The widest dtype among the gradients."""
-    dtypes = {captured.micro.values[o.name].dtype for o in captured.micro.outputs if o.role == "grad"}
-    return max(dtypes, key=lambda d: ITEMSIZE[d])
-
-
-def _by_dtype(name: str, kind: str, role: str, tensors: list[tuple[str, Value]]) -> list[Run]:
-    bundles: dict[str, list[tuple[str, Value]]] = {}
-    for target, value in tensors:
-        bundles.setdefault(value.dtype, []).append((target, value))
-    return [make_run(f"{name}.{dtype}", kind, role, group) for dtype, group in bundles.items()]
-
-
-def _value(name: str, tensor: torch.Tensor) -> Value:
-    return Value(name, SHORT[tensor.dtype], tuple(tensor.shape), dense_strides(tensor))
-
-
-def update_graph(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, persistent: Persistent, owned: list[Owned], clip_norm: float | None
-) -> Graph:
-    """norm -> clip coefficient -> one optimizer node per run. The unclipped gradients stay as they are: each chunk is scaled as it is used.
-
-    The norm is the norm of the gradients' norms, in the model's order, as torch.nn.utils.clip_grad_norm_ computes it.
-    """
+def update_graph(optimizer: torch.optim.Optimizer, persistent: Persistent, owned: list[Owned]) -> Graph:
+    """The graph "update": one optimizer node per run. Gradients stay as they are: each chunk is scaled by the norm graph's factor as it is used."""
     inputs: list[Input] = []
     nodes: list[Node] = []
     outputs: list[Output] = []
-    coefficient: Ref | None = None
-    if clip_norm is not None:
-        metric = {slot.target: slot.value.dtype for run in persistent.runs if run.kind == "metrics" for slot in run.slots}
-        grads = {slot.target: slot.value for run in persistent.runs if run.kind == "gradients" for slot in run.slots}
-        order = [name for name in distinct(model.named_parameters(remove_duplicate=False)) if name in grads]
-        for name in order:
-            value = grads[name]
-            inputs.append(Input(Value(f"grad.{name}", value.dtype, value.shape, value.strides), "grad", name))
-        norm = Value("grad_norm", metric["grad_norm"], (), ())
-        nodes.append(Node("packhorse.grad_norm.default", (tuple(Ref(f"grad.{name}") for name in order),), (), (norm,), "update"))
-        clip = Value("clip_coefficient", metric["clip_coefficient"], (), ())
-        nodes.append(Node("packhorse.clip_coefficient.default", (Ref(norm.name), float(clip_norm)), (), (clip,), "update"))
-        outputs += [Output(norm.name, "metric", "grad_norm"), Output(clip.name, "metric", "clip_coefficient")]
-        coefficient = Ref(clip.name)
+    metric = {slot.target: slot.value for run in persistent.runs if run.kind == "metrics" for slot in run.slots}
+    factor = next((name for name in ("grad_factor", "clip_coefficient", "inverse_scale") if name in metric), None)
+    if factor is not None:
+        inputs.append(Input(Value(factor, metric[factor].dtype, (), ()), "metric", factor))
+    described = describe(optimizer)
     for item in owned:
-        _optimizer_node(optimizer, item, coefficient, inputs, nodes, outputs)
+        _optimizer_node(described, optimizer.param_groups[item.group], item, None if factor is None else Ref(factor), inputs, nodes, outputs)
     return Graph("update", tuple(inputs), tuple(nodes), tuple(outputs))
 
 
-def _optimizer_node(optimizer, item: Owned, coefficient: Ref | None, inputs: list[Input], nodes: list[Node], outputs: list[Output]) -> None:
-    group = optimizer.param_groups[item.group]
-    updated = {"param": item.params, **item.states}
-    args: dict[str, Ref] = {}
-    for key, run in [("param", item.params), ("grad", item.grads), *item.states.items()]:
-        shape = run.slots[0].value.shape if key == "step" else (run.num_bytes // ITEMSIZE[run.dtype],)
-        value = Value(run.name, run.dtype, shape, contiguous_strides(shape))
+def _optimizer_node(
+    described: Elementwise, group: dict, item: Owned, coefficient: Ref | None, inputs: list[Input], nodes: list[Node], outputs: list[Output]
+) -> None:
+    """(param, *states, *numbers) = optimize(param, *states, *numbers, grad, coefficient), all flat; what is new lies where the old was."""
+    updated = [item.params, *item.states.values(), *item.numbers.values()]
+    results = []
+    for run in [*updated, item.grads]:
+        # numbers have no padding; of all other runs the whole is one flat tensor
+        value = Value(run.name, run.dtype, run.slots[0].value.shape, (1,)) if run in item.numbers.values() else _flat(run)
         inputs.append(Input(value, run.slots[0].role, f"run {run.name}"))
-        args[key] = Ref(run.name)
-    fused = bool(group.get("fused"))
-    pieces = tuple((s.offset // ITEMSIZE[item.params.dtype], s.value.num_elements) for s in item.params.slots)
-    kwargs: tuple = (("group", item.group), ("fused", fused), ("pieces", pieces))
-    scaled = coefficient is not None or (group["maximize"] and not fused)
-    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        names = ["param", "exp_avg", "exp_avg_sq", "step", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
-        op = "packhorse.adam_amsgrad.default" if group["amsgrad"] else "packhorse.adam.default"
-        decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        scaled = scaled or (not fused and not decoupled and group["weight_decay"] != 0)
-        kwargs += (("decoupled", decoupled), ("temporaries", int(scaled) + int(not fused)))
-    else:
-        names = ["param", "momentum_buffer", "step"] if item.states else ["param"]
-        op = "packhorse.sgd_momentum.default" if item.states else "packhorse.sgd.default"
-        scaled = scaled or (not fused and (group["weight_decay"] != 0 or group["nesterov"]))
-        kwargs += (("temporaries", int(scaled)),)
-    shapes = {n: updated[n].slots[0].value.shape if n == "step" else (updated[n].num_bytes // ITEMSIZE[updated[n].dtype],) for n in names}
-    results = tuple(Value(f"new.{updated[n].name}", updated[n].dtype, shapes[n], (1,)) for n in names)
-    operands = (args["param"], args["grad"], *(args[n] for n in names[1:]), coefficient)
-    nodes.append(Node(op, operands, kwargs, results, "update"))
-    outputs += [Output(value.name, updated[n].slots[0].role, f"run {updated[n].name}") for n, value in zip(names, results)]
+        if run is not item.grads:
+            results.append(Value(f"new.{run.name}", run.dtype, value.shape, value.strides))
+            outputs.append(Output(f"new.{run.name}", run.slots[0].role, f"run {run.name}"))
+    places = [[s.offset // ITEMSIZE[run.dtype] for s in run.slots] for run in (item.params, item.grads)]
+    assert places[0] == places[1], f"{item.grads.name}: gradients lie at other element offsets than their parameters"
+    needs = described.needs_of(group)
+    # a gradient that is scaled, converted or changed is worked on in a temporary, the last: the step's own one stays as it is
+    own_grad = coefficient is not None or needs.changes_grad or item.grads.dtype != item.params.dtype
+    kwargs: tuple = (
+        ("group", item.group),
+        ("fused", is_fused(group)),
+        ("states", tuple(item.states)),
+        ("numbers", tuple(item.numbers)),
+        ("pieces", tuple((start, slot.value.num_elements) for start, slot in zip(places[0], item.params.slots))),
+        ("own_grad", own_grad),
+        ("temporaries", needs.temporaries + own_grad),
+    )
+    args = (*(Ref(run.name) for run in updated), Ref(item.grads.name), coefficient)
+    nodes.append(Node(f"packhorse.optimize.{len(updated) - 1}", args, kwargs, tuple(results), "update"))
+    if item.copies is not None:
+        copy = _flat(item.copies, f"new.{item.copies.name}")
+        nodes.append(_converted(results[0].name, copy, copy.dtype))
+        outputs.append(Output(copy.name, "param", f"run {item.copies.name}"))
+
+
+def _flat(run: Run, name: str | None = None) -> Value:
+    """A whole run as one tensor."""
+    shape = (run.num_bytes // ITEMSIZE[run.dtype],)
+    return Value(name or run.name, run.dtype, shape, contiguous_strides(shape))
+
+
+def _converted(source: str, result: Value, dtype: str) -> Node:
+    return Node("aten._to_copy.default", (Ref(source),), (("dtype", to_const(LONG[dtype])),), (result,), "update")

@@ -16,21 +16,27 @@ from packhorse.errors import CheckpointError
 _CHUNK_BYTES = 16 * 2**20
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(folder: Path, prefixes: tuple[str, ...] = ("",)) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The checkpoint `folder` -> (name -> tensor on the CPU, meta). Tied tensors come back as one tensor under both names.
+
+    Every byte is checked, and the tensors whose names begin with one of `prefixes` are read into memory.
 
     Raises CheckpointError naming the file if anything is missing, foreign, of another version, of another size or checksum than the
     manifest says, or reaches outside the folder.
     """
     folder = _present(folder)
     manifest = verify_checkpoint(folder)
+    owners = {name: name for name in manifest.tensors} | manifest.aliases
+    owners = {name: owner for name, owner in owners.items() if name.startswith(prefixes)}
+    wanted = set(owners.values())
     tensors: dict[str, Tensor] = {}
+    present: set[str] = set()
     for name in manifest.files:
-        tensors |= _read_tensors(folder / name)
+        present |= _read_tensors(folder / name, wanted, into=tensors)
     found = {name: (dtype_name(name, tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    if found != manifest.tensors or not set(manifest.aliases.values()) <= set(tensors):
+    if present != manifest.tensors.keys() or found != {name: manifest.tensors.get(name) for name in wanted}:
         raise CheckpointError(f"{folder / MANIFEST} does not list the tensors that its files hold; load another checkpoint")
-    return tensors | {name: tensors[owner] for name, owner in manifest.aliases.items()}, manifest.meta
+    return {name: tensors[owner] for name, owner in owners.items()}, manifest.meta
 
 
 def verify_checkpoint(folder: Path) -> Manifest:
@@ -87,9 +93,12 @@ def _require_content(path: Path, size_bytes: int, digest: str) -> None:
         raise CheckpointError(f"{path} is damaged: SHA-256 {sha.hexdigest()}, expected {digest}; load an earlier checkpoint")
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path, wanted: set[str], *, into: dict[str, Tensor]) -> set[str]:
+    """Reads the `wanted` tensors of a file; returns the names of all that are in it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            present = set(file.keys())
+            into |= {name: file.get_tensor(name) for name in sorted(present & wanted)}
+            return present
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}; load another checkpoint") from error

@@ -7,7 +7,7 @@ write checkpoints into one folder at the same time (rank 0 alone writes).
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +50,44 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def prune_checkpoints(root: Path, keep_last: int) -> list[Path]:
-    """Deletes all but the `keep_last` newest step-N of `root` and returns those deleted, oldest first. keep_last >= 1.
+def prune_checkpoints(root: Path, keep_last: int, *, keep_every: int = 0, report: Callable[[str], None] = print) -> list[Path]:
+    """Deletes step-N of `root` and returns those deleted, oldest first. The `keep_last` >= 1 newest stay, and multiples of `keep_every` > 0.
 
-    Nothing is deleted unless the newest one verifies, so the only good checkpoint can never go.
+    Every byte of the newest one is read back first. If it is not whole nothing is deleted, so the only good checkpoint can never go, and it is
+    set aside as damaged-0-step-N, so that it never counts as one of those that stay. Links are left alone and not counted.
+    What goes wrong here is told to `report`: it is no reason to end a run whose state is saved.
     """
     assert keep_last >= 1
-    steps = sorted((step, path) for path in root.iterdir() if (step := step_of(path)) is not None)
-    outdated = [path for _, path in steps[:-keep_last]]
-    if outdated:
-        verify_checkpoint(steps[-1][1])
-    for path in outdated:
-        # Out of sight in one move first: a kill half-way through deleting must not leave half a step-N.
-        doomed = path.with_name(f"{STAGING_PREFIX}{path.name}-{os.getpid()}")
-        try:
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:
-            raise CheckpointError(f"cannot delete the outdated checkpoint {path}: {error.strerror}; make {root} writable") from error
-    return outdated
+    steps = sorted((step, path) for path in root.iterdir() if (step := step_of(path)) is not None and path.is_dir() and not path.is_symlink())
+    deleted: list[Path] = []
+    try:
+        if steps and (reason := _damage(steps[-1][1])):
+            report(f"{reason}; it is kept as {set_aside(steps[-1][1], 'damaged').name}, and every older checkpoint stays")
+            return []
+        for step, path in steps[:-keep_last]:
+            if not keep_every or step % keep_every:
+                # Out of sight in one move first: a kill half-way through deleting must not leave half a step-N.
+                doomed = path.with_name(f"{STAGING_PREFIX}{path.name}-{os.getpid()}")
+                path.rename(doomed)
+                deleted.append(path)
+                shutil.rmtree(doomed)
+    except OSError as error:
+        report(f"cannot delete outdated checkpoints: {error.strerror} ({error.filename}); make {root} writable, or delete them by hand")
+    return deleted
+
+
+def set_aside(folder: Path, word: str) -> Path:
+    """Renames the checkpoint step-5 to word-0-step-5, or the first number that is free, and returns that. It is then no step of a run any more."""
+    aside = next(name for n in range(10**6) if not (name := folder.with_name(f"{word}-{n}-{folder.name}")).exists())
+    return folder.rename(aside)
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        verify_checkpoint(folder)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -108,7 +127,7 @@ def _finish_earlier_writes(folder: Path) -> None:
     for path in folder.parent.glob(f"{STAGING_PREFIX}*-*"):
         pid = path.name.rpartition("-")[2]
         if pid.isdecimal() and (int(pid) == os.getpid() or not _is_running(int(pid))):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # litter that cannot be cleared is no reason not to save
 
 
 def _is_running(pid: int) -> bool:

@@ -7,7 +7,7 @@ import importlib
 
 from packhorse.errors import UserError
 
-NAMES = ("step", "layout", "gpu")
+NAMES = ("step", "zoo", "layout", "gpu")
 
 
 def run_bench(name: str, arguments: list[str], *, as_json: bool) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from packhorse.cli.ckpt import app as ckpt_app
 from packhorse.errors import UserError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file with the settings of a run")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override a setting; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+app.add_typer(ckpt_app, name="ckpt")
 
 
 @app.command()
@@ -39,6 +41,8 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     resume: Annotated[str | None, typer.Option(help="auto (newest checkpoint, or afresh), none, or a checkpoint's path")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="the same as --set run.tensorboard=true")] = False,
+    wandb: Annotated[bool, typer.Option("--wandb", help="the same as --set run.wandb=true")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="plan and print everything, train and write nothing")] = False,
     trace_nan: Annotated[bool, typer.Option("--trace-nan", help="name the module where a loss that is not finite begins")] = False,
     as_json: AsJson = False,
@@ -47,6 +51,7 @@ def train(
     from packhorse.train.config_file import load_config
 
     given = list(overrides or []) + ([f"run.resume={json.dumps(resume)}"] if resume is not None else [])
+    given += [f"run.{key}=true" for key, asked in (("tensorboard", tensorboard), ("wandb", wandb)) if asked]
     settings = load_config(config, given)
 
     import packhorse
@@ -74,6 +79,33 @@ def explain(
         raise UserError(f"--stage is {stage!r}, expected one of {', '.join(STAGES)}")
     text = explain_plan(plan_of(source / "config.toml" if source.is_dir() else source, overrides or []), stage)
     typer.echo(json.dumps({"stage": stage, "text": text}) if as_json else text)
+
+
+@app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="what the model continues")],
+    tokens: Annotated[int, typer.Option(help="how many tokens at most")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 draws as the model says, more is wilder")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens only")] = None,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same text")] = 1,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="PATH", help="which checkpoint; the newest whole one without it")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text with the model of a run."""
+    from packhorse.train.sample import load_writer, printable, write
+
+    writer = load_writer(run, checkpoint=checkpoint, overrides=overrides or [], say=lambda text: typer.echo(text, err=True))
+    pieces = write(writer, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    if as_json:
+        facts = {"checkpoint": str(writer.checkpoint), "step": writer.step, "seed": seed, "temperature": temperature, "top_k": top_k}
+        typer.echo(json.dumps({"text": "".join(pieces), "prompt": prompt} | facts))
+        return
+    typer.echo(f"{writer.checkpoint}, seed {seed}", err=True)
+    for piece in pieces:
+        typer.echo(printable(piece), nl=False)
+    typer.echo()
 
 
 @app.command()

@@ -120,8 +120,8 @@ class Output:
     target: str
 
 
-ROLES_IN = ("param", "buffer", "batch", "constant", "grad", "state", "metric", "random")
-ROLES_OUT = ("param", "buffer", "grad", "state", "metric", "random")
+ROLES_IN = ("param", "master", "buffer", "batch", "constant", "grad", "state", "metric", "random")
+ROLES_OUT = ("param", "master", "buffer", "grad", "state", "metric", "random")
 
 
 @dataclass(frozen=True)

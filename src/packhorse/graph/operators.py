@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Node
 
 
@@ -33,6 +34,7 @@ ADOPT = Operator("adopt")
 # Chunk of rows that the fused loss gradient works through; of elements that an optimizer works through. Both fit a core's cache (C_B of ZeRO-R).
 LOSS_CHUNK_BYTES = 1 << 19
 UPDATE_CHUNK_BYTES = 1 << 19
+MAX_STATES = 12  # state runs that an optimizer may have; torch's own have four at most
 
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
@@ -47,26 +49,26 @@ def _loss_scratch(node: Node, values: dict) -> int:
     return loss_rows(rows, row_bytes) * row_bytes
 
 
-def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, temporaries: int, itemsize: int) -> list[list[tuple[int, int]]]:
-    """The [start, end) element ranges of a run that an optimizer takes at once. pieces: (start, count) of each parameter.
+def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, temporaries: int, itemsize: int) -> list[list[tuple[int, int, int]]]:
+    """What an optimizer takes at once: (parameter, start, end), element ranges of a run. pieces: (start, count) of each parameter.
 
     A fused kernel that needs no temporary takes everything at once. Fused kernels split their work at cache lines, so a large parameter
     may be cut into chunks and small neighbours taken together. The
     unfused formulas round an element by where it stands in its vector loop, so each parameter is taken alone and whole, as torch.optim does.
     """
     if not fused:
-        return [[(start, start + count)] for start, count in pieces if count]
+        return [[(index, start, start + count)] for index, (start, count) in enumerate(pieces) if count]
     if temporaries == 0:
-        return [[(start, start + count) for start, count in pieces]]
+        return [[(index, start, start + count) for index, (start, count) in enumerate(pieces)]]
     limit = UPDATE_CHUNK_BYTES // itemsize
-    found: list[list[tuple[int, int]]] = []
-    for first, count in pieces:
+    found: list[list[tuple[int, int, int]]] = []
+    for index, (first, count) in enumerate(pieces):
         for start in range(first, first + count, limit):
             end = min(start + limit, first + count)
-            if found and end - found[-1][0][0] <= limit:
-                found[-1].append((start, end))
+            if found and end - found[-1][0][1] <= limit:
+                found[-1].append((index, start, end))
             else:
-                found.append([(start, end)])
+                found.append([(index, start, end)])
     return found
 
 
@@ -76,14 +78,28 @@ def _update_scratch(node: Node, values: dict) -> int:
     param = values[node.args[0].name]  # type: ignore[union-attr]
     itemsize = param.extent_bytes // max(param.num_elements, 1)
     longest = max(
-        (batch[-1][1] - batch[0][0] for batch in update_batches(options["pieces"], options["fused"], options["temporaries"], itemsize)), default=0
+        (batch[-1][2] - batch[0][1] for batch in update_batches(options["pieces"], options["fused"], options["temporaries"], itemsize)), default=0
     )
     return options["temporaries"] * -(-longest * itemsize // 64) * 64
 
 
 def _norm_scratch(node: Node, values: dict) -> int:
-    """One norm per gradient, 8 bytes each at most."""
-    return 8 * len(node.args[0])  # type: ignore[arg-type]
+    """One norm per gradient, 8 bytes each at most, and the widest gradient that has to be converted."""
+    grads, dtypes = node.args[0], dict(node.kwargs)["dtypes"]
+    given = [values[ref.name] for ref in grads]  # type: ignore[union-attr]
+    widened = [value.num_elements * ITEMSIZE[dtype] for value, dtype in zip(given, dtypes) if value.dtype != dtype]  # type: ignore[arg-type, index]
+    return 64 * -(-8 * len(given) // 64) + max(widened, default=0)
+
+
+def _follow_scratch(node: Node, values: dict) -> int:
+    """A chunk in each of the two dtypes, and its truth values."""
+    master, copy = (values[arg.name] for arg in node.args)  # type: ignore[union-attr]
+    return follow_elements(master.num_elements) * (ITEMSIZE[master.dtype] + ITEMSIZE[copy.dtype] + 1)
+
+
+def follow_elements(num_elements: int) -> int:
+    """Elements of master weights that are compared with their copies at once."""
+    return min(num_elements, UPDATE_CHUNK_BYTES // 8)
 
 
 _UNARY = (
@@ -184,13 +200,18 @@ OPERATORS: dict[str, Operator] = {
     "aten.avg_pool2d.default": Operator("out"),
     "aten.avg_pool2d_backward.default": Operator("out", unread=(1,)),
     "aten._adaptive_avg_pool2d_backward.default": Operator("adopt", unread=(1,)),
+    # convolution by im2col (the columns are workspace) or, for a 1x1 kernel, as a matrix product
+    "aten._slow_conv2d_forward.default": Operator("copy"),
+    "aten._slow_conv2d_backward.output_mask": Operator("copy"),
     # batch norm: running statistics are written where they live
     "aten._native_batch_norm_legit_functional.default": Operator("copy", updates=((3, 3), (4, 4))),  # 2 numbers a channel of workspace
-    # the optimizer, on one run of flat storage; results share the storage of param, moments and step
-    "packhorse.adam.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4)), scratch=_update_scratch),
-    "packhorse.adam_amsgrad.default": Operator("out", updates=((0, 0), (1, 2), (2, 3), (3, 4), (4, 5)), scratch=_update_scratch),
-    "packhorse.sgd.default": Operator("out", updates=((0, 0),), scratch=_update_scratch),
-    "packhorse.sgd_momentum.default": Operator("out", updates=((0, 0), (1, 2), (2, 3)), scratch=_update_scratch),
+    # the optimizer, on one run of flat storage with n state runs: what is new shares the storage of what was
+    **{
+        f"packhorse.optimize.{n}": Operator("out", updates=tuple((k, k) for k in range(n + 1)), scratch=_update_scratch)
+        for n in range(MAX_STATES + 1)
+    },
+    # master weights take over what was changed in the model's own 16-bit parameters
+    "packhorse.follow.default": Operator("out", updates=((0, 0),), scratch=_follow_scratch),
     "packhorse.grad_norm.default": Operator("out", scratch=_norm_scratch),
     "packhorse.clip_coefficient.default": Operator("out"),
 }

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from packhorse.models.sizes import Size
+
 INIT_STD = 0.02
 
 
@@ -88,3 +90,8 @@ class GPT(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def gpt(size: Size, *, dropout: float = 0.0) -> GPT:
+    """The GPT of a published size (packhorse.models.sizes)."""
+    return GPT(vocab=size.vocab, layers=size.layers, width=size.width, heads=size.heads, seq_len=size.seq_len, dropout=dropout)

@@ -30,6 +30,12 @@ def node_flops(node: Node, values: dict[str, Value]) -> int:
         weight, transposed, mask = shape(2), node.args[7], node.args[10]
         once = 2 * prod(shape(1) if transposed else shape(0)) * prod(weight[1:])
         return once * [bool(wanted) for wanted in mask[:2]].count(True)  # type: ignore[index, union-attr]
+    if name == "_slow_conv2d_forward":
+        out = node.outputs[0]
+        assert out is not None
+        return 2 * prod(out.shape) * prod(shape(1)[1:])
+    if name == "_slow_conv2d_backward":
+        return 2 * prod(shape(0)) * prod(shape(2)[1:]) * [bool(wanted) for wanted in node.args[6][:2]].count(True)  # type: ignore[index, union-attr]
     if name.startswith("_scaled_dot_product") and not name.startswith("_scaled_dot_product_fused"):
         backward = name.endswith("backward")
         query, key = (shape(1), shape(2)) if backward else (shape(0), shape(1))

@@ -5,8 +5,9 @@ each starts at a multiple of 64 bytes, and what that wastes is padding, a line o
 of its optimizer states have the same offsets, so that an optimizer works on whole runs, not on single parameters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Value
 from packhorse.units import align_up
 
@@ -25,7 +26,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Run:
-    """One piece of flat storage. kind: "parameters", "gradients", "optimizer states", "buffers", "metrics", "constants"."""
+    """One piece of flat storage. kind: "parameters", "master weights", "gradients", "optimizer states", "buffers", "metrics",
+    "constants"."""
 
     name: str
     kind: str
@@ -65,18 +67,36 @@ class Persistent:
         return table
 
 
-def make_run(name: str, kind: str, role: str, tensors: list[tuple[str, Value]]) -> Run:
-    """A run that holds the named tensors (all of one dtype) in order, each aligned."""
+def holds_models_own(run: Run) -> bool:
+    """The run holds the model's own parameters: its dtype is the one in its label. Copies in fewer bits, or master weights in more, are not."""
+    return run.kind in ("parameters", "master weights") and run.name.split(".")[1] == run.dtype
+
+
+def make_run(name: str, kind: str, role: str, tensors: list[tuple[str, Value]], align: int | None = None) -> Run:
+    """A run that holds the named tensors (all of one dtype) in order, each at a multiple of `align` elements: without it, of 64 bytes."""
+    dtype = tensors[0][1].dtype
+    assert all(value.dtype == dtype for _, value in tensors), name
+    step = ALIGNMENT if align is None else align * ITEMSIZE[dtype]
     slots, end = [], 0
     for target, value in tensors:
         slots.append(Slot(role, target, end, value))
-        end = align_up(end + value.extent_bytes, ALIGNMENT)
-    dtype = tensors[0][1].dtype
-    assert all(value.dtype == dtype for _, value in tensors), name
+        end = align_up(end + value.extent_bytes, step)
     return Run(name, kind, dtype, end, tuple(slots))
 
 
-def like(run: Run, name: str, kind: str, role: str) -> Run:
-    """A run with the slots of `run` under another role: the gradients of its parameters, or one of their optimizer states."""
-    slots = (Slot(role, f"{name}/{s.target}" if role == "state" else s.target, s.offset, s.value) for s in run.slots)
-    return Run(name, kind, run.dtype, run.num_bytes, tuple(slots))
+def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) -> Run:
+    """A run with the slots of `run` under another role and in another dtype: the gradients of its parameters, or one of their optimizer states.
+
+    Every tensor stands at the element offset that it has in `run`.
+    """
+    dtype = dtype or run.dtype
+    slots = [
+        Slot(
+            role,
+            f"{name}/{s.target}" if role == "state" else s.target,
+            s.offset // ITEMSIZE[run.dtype] * ITEMSIZE[dtype],
+            replace(s.value, dtype=dtype),
+        )
+        for s in run.slots
+    ]
+    return Run(name, kind, dtype, run.num_bytes // ITEMSIZE[run.dtype] * ITEMSIZE[dtype], tuple(slots))

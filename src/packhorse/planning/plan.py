@@ -56,6 +56,8 @@ class Options:
     budget: int | str | None = None
     num_micro_batches: int = 1
     clip_norm: float | None = None
+    precision: str = "fp32"
+    grad_dtype: str | None = None
     mesh: Mesh = field(default_factory=Mesh)
     in_place: bool = True
     share: bool = True
@@ -63,7 +65,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one training step: `programs` maps "first", "next", "update" to their planned graphs.
+    """The plan of one training step: `programs` maps "agree", "first", "next", "norm", "update" to their planned graphs.
 
     All bytes are of this rank. peak_bytes = persistent_bytes + arena_bytes + external_bytes.
     `job` is what `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
@@ -146,7 +148,8 @@ def side_by_side(buffers: list[Buffer]) -> Layout:
 def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, job: Any = None) -> Plan:
     """The plan of a step, judged against the budget.
 
-    graphs: "first", "update", and "next" if there are several micro-batches.
+    graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update
+    needs it.
     Raises BudgetError, with the least budget that works and what is alive at the peak, if the plan does not meet it.
     """
     plan = Plan({name: plan_graph(graph, persistent, options) for name, graph in graphs.items()}, persistent, options, job)

@@ -19,6 +19,7 @@ from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
 from packhorse.runtime.kernels import call_of, overload
+from packhorse.runtime.optimizers import LiveGroup
 from packhorse.units import align_up
 
 
@@ -42,7 +43,7 @@ def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
 class BoundProgram:
     """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step."""
 
-    def __init__(self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[dict]):
+    def __init__(self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[LiveGroup]):
         self.program, self.arena, self.runs, self.groups = program, arena, runs, groups
         self.slots: dict[str, Tensor] = {}
         self.batch: dict[str, Tensor] = {}

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.graph.operators import loss_rows
+from packhorse.capture.dtypes import LONG
+from packhorse.graph.operators import follow_elements, loss_rows
 from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
 
 aten = torch.ops.aten
@@ -129,7 +130,10 @@ def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights
 
 
 def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
-    """out = x * mask * 1/(1-p), the mask drawn as booleans: one byte an element is kept, the same draws as eager's float mask."""
+    """out = x * (mask / (1-p)), the mask drawn as booleans: one byte an element is kept, the same draws as eager's float mask.
+
+    The quotient is rounded in the dtype of x, as F.dropout does it; the operator's own kernel rounds 1/(1-p) otherwise for some p.
+    """
     out, mask = outs
     if train is False or p == 0:
         out.copy_(x)
@@ -145,15 +149,18 @@ def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
         return
     mask.bernoulli_(1 - p)
     out.copy_(mask)
-    out.mul_(1 / (1 - p))
+    out.div_(1 - p)
     out.mul_(x)
 
 
 def dropout_backward(outs, scratch, grad: Tensor, mask: Tensor, scale: float) -> None:
-    """grad * mask * 1/(1-p), in the order of eager's float mask."""
+    """grad * (mask / (1-p)), as `dropout`; scale = 1/(1-p), or 0 for p = 1."""
     out = outs[0]
     out.copy_(mask)
-    out.mul_(scale)
+    if grad.is_cuda or scale == 0:
+        out.mul_(scale)
+    else:
+        out.div_(1 / scale)
     out.mul_(grad)
 
 
@@ -185,6 +192,21 @@ def nll_log_softmax_backward(outs, scratch, grad_output, log_probs, target, weig
         aten._log_softmax_backward_data.out(grad, part, 1, part.dtype, out=outs[0][start : start + step])
 
 
+def slow_convolution(outs, scratch, x: Tensor, weight: Tensor, kernel, bias, stride, padding) -> None:
+    """(B, C, H, W), (K, C, h, w) -> (B, K, H', W')."""
+    aten._slow_conv2d_forward.output(x, weight, kernel, bias, stride, padding, output=outs[0])
+
+
+# Gradients that nobody wants are given as None, which only the kernels below these two keys take.
+_BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+
+
+def slow_convolution_backward(outs, scratch, grad: Tensor, x: Tensor, weight: Tensor, kernel, stride, padding, mask) -> None:
+    """Gradients of x, weight and bias, each where the mask asks for it."""
+    with torch._C._ExcludeDispatchKeyGuard(_BELOW_AUTOGRAD):
+        aten._slow_conv2d_backward.grad_input(grad, x, weight, kernel, stride, padding, grad_input=outs[0], grad_weight=outs[1], grad_bias=outs[2])
+
+
 def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, training, momentum, eps) -> None:
     """Normalised x, saved mean and inverse deviation; the running statistics are updated where the last two results live."""
     out, mean, invstd, new_mean, new_var = outs
@@ -198,15 +220,33 @@ def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, traini
     aten.native_batch_norm.out(x, weight, bias, new_mean, new_var, training, momentum, eps, out=out, save_mean=mean, save_invstd=invstd)
 
 
-def grad_norm(outs, scratch, grads: tuple[Tensor, ...]) -> None:
-    """The 2-norm of the gradients' 2-norms -> a scalar."""
+def grad_norm(outs, scratch, grads: tuple[Tensor, ...], dtypes: tuple[str, ...]) -> None:
+    """The 2-norm of the gradients' 2-norms, each taken in its own dtype of `dtypes` -> a scalar."""
     norms = scratch.view(outs[0].dtype)[: len(grads)]
-    for index, grad in enumerate(grads):
+    space = scratch[64 * -(-8 * len(grads) // 64) :]
+    for index, (grad, name) in enumerate(zip(grads, dtypes)):
+        if grad.dtype != LONG[name]:
+            bytes_ = space[: grad.numel() * LONG[name].itemsize]
+            grad = bytes_.view(LONG[name]).view(grad.shape).copy_(grad)
         if grad.dtype == norms.dtype:
             torch.linalg.vector_norm(grad, out=norms[index])
         else:
             norms[index].copy_(torch.linalg.vector_norm(grad))
     torch.linalg.vector_norm(norms, out=outs[0])
+
+
+def follow(outs, scratch, master: Tensor, copy: Tensor) -> None:
+    """Master weights (N,), wide, where their narrow copies (N,) are still those of the master weights; elsewhere the copies, widened."""
+    step = follow_elements(len(master))
+    sizes = [step * master.element_size(), step * copy.element_size(), step]
+    wide, narrow, differs = (
+        part.view(dtype) for part, dtype in zip(scratch[: sum(sizes)].split(sizes), (master.dtype, copy.dtype, torch.bool), strict=True)
+    )
+    for start in range(0, len(master), step):
+        kept, seen = outs[0][start : start + step], copy[start : start + step]
+        n = len(kept)
+        torch.ne(narrow[:n].copy_(kept), seen, out=differs[:n])
+        torch.where(differs[:n], wide[:n].copy_(seen), kept, out=kept)  # outs[0] is master itself: operators.py, `updates`
 
 
 def clip_coefficient(outs, scratch, norm: Tensor, max_norm: float) -> None:
@@ -252,7 +292,10 @@ RECIPES: dict[str, Recipe] = {
     "aten.slice_backward.default": slice_backward,
     "aten.select_backward.default": select_backward,
     "packhorse.nll_log_softmax_backward.default": nll_log_softmax_backward,
+    "aten._slow_conv2d_forward.default": slow_convolution,
+    "aten._slow_conv2d_backward.output_mask": slow_convolution_backward,
     "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "packhorse.follow.default": follow,
     "packhorse.grad_norm.default": grad_norm,
     "packhorse.clip_coefficient.default": clip_coefficient,
     **OPTIMIZER_RECIPES,

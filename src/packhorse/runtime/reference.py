@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.capture.dtypes import from_const
+from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref
 from packhorse.graph.operators import operator
 from packhorse.runtime.kernels import RECIPES, overload
+from packhorse.runtime.optimizers import LiveGroup
 
 aten = torch.ops.aten
 
 
 def run_graph(
-    graph: Graph, inputs: dict[str, Tensor], groups: list[dict] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None
+    graph: Graph, inputs: dict[str, Tensor], groups: list[LiveGroup] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None
 ) -> dict:
     """(role, target) -> tensor for every output but the random state. inputs: value name -> tensor; they are not changed.
 
@@ -45,22 +46,30 @@ def _get(arg: Arg, table: dict[str, Any]) -> Any:
     return arg
 
 
-def _call(node: Node, args: list, kwargs: dict, groups: list[dict] | None, values: dict) -> tuple | list:
+def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, values: dict) -> tuple | list:
     if node.op == "packhorse.nll_log_softmax_backward.default":
         grad_output, log_probs, target, weight, reduction, ignore_index, total_weight = args
         grad = aten.nll_loss_backward(grad_output, log_probs, target, weight, reduction, ignore_index, total_weight)
         return (aten._log_softmax_backward_data(grad, log_probs, 1, log_probs.dtype),)
     if node.op == "packhorse.grad_norm.default":
-        return (torch.nn.utils.get_total_norm(args[0]),)
+        return (torch.nn.utils.get_total_norm([grad.to(LONG[name]) for grad, name in zip(args[0], kwargs["dtypes"])]),)
+    if node.op == "packhorse.follow.default":
+        master, copy = args
+        return (torch.where(master.to(copy.dtype) != copy, copy.to(master.dtype), master),)
     if node.op == "packhorse.clip_coefficient.default":
         return (torch.clamp(args[1] / (args[0] + 1e-6), max=1.0),)
+    if node.op == "aten.native_dropout.default" and args[2] is not False and 0 < args[1] < 1 and not args[0].is_cuda:
+        mask = torch.empty_like(args[0], dtype=torch.bool).bernoulli_(1 - args[1])
+        return (args[0] * mask.to(args[0].dtype).div_(1 - args[1]), mask)
+    if node.op == "aten.native_dropout_backward.default" and args[2] != 0 and not args[0].is_cuda:
+        return (args[0] * args[1].to(args[0].dtype).div_(1 / args[2]),)
     if node.op.startswith("packhorse."):
         return _optimize(node, args, kwargs, groups, values)
     results = overload(node.op)(*args, **kwargs)
     return results if isinstance(results, (tuple, list)) else (results,)
 
 
-def _optimize(node: Node, args: list, kwargs: dict, groups: list[dict] | None, values: dict) -> list:
+def _optimize(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, values: dict) -> list:
     """The optimizer's recipe on copies of its arguments (tests hold the recipe itself against torch.optim)."""
     assert groups is not None
     copies = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]

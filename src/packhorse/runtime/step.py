@@ -10,8 +10,9 @@ from torch import Tensor
 
 from packhorse.capture.batch import Signature, canonical, check_like, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.questions import Questions
 from packhorse.capture.trace import device_of
-from packhorse.errors import BatchError, BudgetError, CaptureError, NonFiniteError, UserError
+from packhorse.errors import BatchError, BudgetError, CaptureError, CheckpointError, NonFiniteError, UserError
 from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.persistent import Persistent, make_run
@@ -20,11 +21,12 @@ from packhorse.program.lower import lower
 from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
-from packhorse.runtime.job import Job, group_structure, modes_of
+from packhorse.runtime.job import Job, modes_of
+from packhorse.runtime.loss_scale import LEAST, LossScale
 from packhorse.runtime.plain import from_plain, to_plain
 from packhorse.runtime.random import random_state, set_random_state
 from packhorse.runtime.reference import first_nonfinite
-from packhorse.runtime.storage import allocate, check_model, homes_of, move_model, views
+from packhorse.runtime.storage import allocate, check_model, homes_of, move_model, own_parameters, views
 from packhorse.units import format_bytes
 
 MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
@@ -32,11 +34,16 @@ MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the last step did. Norms are None where the plan has no clip_norm: the 2-norm of all gradients before and after clipping."""
+    """What the last step did. Norms are None where the plan has no clip_norm: the 2-norm of all gradients before and after clipping.
+
+    loss_scale: of this step, in fp16. skipped: gradients overflowed at it, and no parameter was changed.
+    """
 
     loss: float
     grad_norm: float | None
     clipped_norm: float | None
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 class Step:
@@ -54,21 +61,26 @@ class Step:
         self.runs = allocate(plan.persistent, self.device)
         move_model(model, plan.persistent, self.runs)
         self._load_constants(plan.persistent, job.constants)
-        views(plan.persistent, self.runs, "constant")["seed"].fill_(1 / plan.options.num_micro_batches)
+        self.loss_scale = LossScale() if job.widths.scaled else None
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
-        key = (job.signature, job.modes)
+        self.asked: dict[tuple, list[Questions]] = {}  # (program, signature, modes) -> the questions of each program made for it
         for name, planned in plan.programs.items():
-            self.planned[(name,) if name == "update" else (name, *key)] = planned
+            if name in ("first", "next"):
+                self.asked[name, job.signature, job.modes] = [job.questions]
+                self.planned[name, job.signature, job.modes, 0] = planned
+            else:
+                self.planned[(name,)] = planned
         self._bind_all()
         self.measured: dict[str, Measured] = {}
         self.ran: list[tuple] = []  # keys of the programs of the last step
         self.last: StepResult | None = None
         self.num_steps = 0
+        self._skipped = False
         self.outside_bytes: int | None = None
 
     # -- one step -------------------------------------------------------------------------------------------------------------------
@@ -81,11 +93,12 @@ class Step:
         any parameter is changed, if the loss is NaN or infinite (the random state is put back; running statistics have moved).
         """
         self._check()
+        scale = None if self.loss_scale is None else self.loss_scale.value
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
         # all programs first: making one may move the arena of the others
         keys = [self._program_key("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
         programs = [self.bound[key] for key in keys]
-        self.ran = [*keys, ("update",)]
+        self.ran = [key for name in ("agree", "norm", "update") if (key := (name,)) in self.bound] + keys
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
@@ -95,33 +108,59 @@ class Step:
         else:
             loss = self._run(micros, programs)
         self.num_steps += 1
-        if self.optimizer_state is None:
+        skipped = self._skipped
+        if self.optimizer_state is None and not skipped:
             self._expose_optimizer_state()
-        if self.scheduler is not None:
+        if self.scheduler is not None and not skipped:
             with warnings.catch_warnings():  # torch sees that its optimizer's own step is never called
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 self.scheduler.step()
-        self.last = StepResult(loss.item(), *self._norms())
+        self.last = StepResult(loss.item(), *self._norms(), scale, skipped)
         return loss
 
     def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
         before = random_state(self.device)
+        self._write_scale()
         try:
+            self._agree()
             measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         except UserError:
             set_random_state(before, self.device)
             raise
         loss = self.metrics["loss"].clone()
-        if not math.isfinite(loss.item()):
+        finite = math.isfinite(loss.item())
+        if not finite and (self.loss_scale is None or self.loss_scale.value <= LEAST):
             set_random_state(before, self.device)
+            at_scale = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale.value:g}, which halving has not cured"
             raise NonFiniteError(
-                f"step {self.num_steps + 1}: the loss is {loss.item()}; parameters and optimizer states are those of before this step; lower the "
-                "learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
+                f"step {self.num_steps + 1}: the loss is {loss.item()}{at_scale}; parameters and optimizer states are those of before this step; "
+                "lower the learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
                 "names the module where it first appears"
             )
-        measured["update"] = self.bound[("update",)].run({})
+        if ("norm",) in self.bound:
+            measured["norm"] = self.bound[("norm",)].run({})
+            finite = finite and math.isfinite(self.metrics["grad_norm"].item())
+        self._skipped = self.loss_scale is not None and not finite
+        if not self._skipped:
+            measured["update"] = self.bound[("update",)].run({})
+        if self.loss_scale is not None:
+            self.loss_scale.update(self._skipped)
         self.measured = measured
         return loss
+
+    def _write_scale(self) -> None:
+        """What the backward pass starts from, and what gradients are multiplied by: both know the loss scale."""
+        scale = 1.0
+        if self.loss_scale is not None:
+            self.loss_scale.check()
+            scale = self.loss_scale.value
+            self.metrics["inverse_scale"].fill_(1 / scale)
+        views(self.persistent, self.runs, "constant")["seed"].fill_(scale / self.plan.options.num_micro_batches)
+
+    def _agree(self) -> None:
+        """16-bit weights and master weights take over the present values of the model's parameters."""
+        if ("agree",) in self.bound:
+            self.bound[("agree",)].run({})
 
     def _take_over_optimizer_state(self) -> None:
         """What the torch optimizer holds becomes the step's, and its state views of the runs."""
@@ -135,21 +174,16 @@ class Step:
 
     def _check(self) -> None:
         """Model and optimizer are still those that were planned; an optimizer state loaded since is taken over."""
-        if self.job.optimizer.state is not self.optimizer_state and self.job.optimizer.state:
+        if self.job.optimizer.state is not self.optimizer_state:  # before the first step always: states start at the settings of that step
             self._take_over_optimizer_state()
         check_model(self.model, self.homes)
-        if group_structure(self.job.optimizer) != self.job.structure:
-            raise UserError(
-                "a parameter group was added, or its fused, amsgrad, nesterov, maximize or the presence of momentum or weight decay was changed, "
-                "since packhorse.plan; these decide what memory a step needs: plan and compile again (lr, betas, eps and values that stay "
-                "nonzero may change at any time)"
-            )
+        self.job.check_structure()
 
     def _norms(self) -> tuple[float | None, float | None]:
         if "grad_norm" not in self.metrics:
             return None, None
         norm = self.metrics["grad_norm"].item()
-        return norm, norm * self.metrics["clip_coefficient"].item()
+        return norm, norm * (self.metrics["clip_coefficient"].item() if "clip_coefficient" in self.metrics else 1.0)
 
     def evaluate(self, batch: Any) -> float:
         """The loss of one batch in eval mode, without gradients, planned in the same arena. Draws nothing, changes nothing."""
@@ -163,6 +197,7 @@ class Step:
             for module, mode in modes.items():
                 module.training = mode
         before = random_state(self.device)
+        self._agree()
         try:
             bound.run(self._leaves(batch))
         finally:
@@ -172,6 +207,8 @@ class Step:
     def trace_nonfinite(self, batch: Any) -> str:
         """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
         before = random_state(self.device)
+        self._write_scale()
+        self._agree()
         try:
             for micro in micro_batches(batch, self.plan.options.num_micro_batches):
                 graph = self.planned[self._program_key("first", micro)].graph
@@ -185,22 +222,26 @@ class Step:
     # -- programs -------------------------------------------------------------------------------------------------------------------
 
     def _program_key(self, name: str, micro: Any) -> tuple:
+        """The key of a micro-batch's program: one for its signature, the model's modes, and the answers to what the model asks of its values."""
         given: Signature = signature(micro)
         key = (name, given, modes_of(self.model))
-        if key not in self.bound:
-            check_like(self.job.signature, given)
-            self._make(name, micro, key)
-        return key
+        tensors = tensors_of(micro)
+        for number, questions in enumerate(self.asked.get(key, ())):
+            if questions.hold(tensors):
+                return (*key, number)
+        check_like(self.job.signature, given)
+        return self._make(name, micro, key)
 
-    def _make(self, name: str, micro: Any, key: tuple) -> None:
-        """Captures and plans a program for a batch of other sizes, for another mode of the model, or for evaluation."""
+    def _make(self, name: str, micro: Any, key: tuple) -> tuple:
+        """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
         if name == "evaluate":
-            graph, constants = capture_evaluation(self.model, micro, self.job.loss)
+            graph, constants, questions = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
         else:
-            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches)
+            widths = self.job.widths
+            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
             found = captured.next if name == "next" else captured.first
             assert found is not None
-            graph, constants = found, captured.constants
+            graph, constants, questions = found, captured.constants, captured.questions
             missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
             if missing:
                 raise CaptureError(
@@ -221,6 +262,8 @@ class Step:
         self.runs.update(allocate(Persistent(tuple(runs)), self.device))
         self.persistent = persistent
         self._load_constants(Persistent(tuple(runs)), {f"{len(self.bound)}/{n}": t for n, t in constants.items()})
+        self.asked.setdefault(key, []).append(questions)
+        key = (*key, len(self.asked[key]) - 1)
         self.planned[key] = planned
         self._bind_all()
         if len(self.planned) == MANY_PROGRAMS:
@@ -230,6 +273,7 @@ class Step:
                 "and pad batches to a few sizes",
                 stacklevel=4,
             )
+        return key
 
     def _bind_all(self) -> None:
         """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
@@ -245,7 +289,7 @@ class Step:
 
     def _bind(self, planned: GraphPlan) -> BoundProgram:
         assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.optimizer.param_groups)
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups())
 
     def _leaves(self, micro: Any) -> dict[str, Tensor]:
         leaves = {leaf.path: tensor for leaf, tensor in zip(signature(micro).leaves, tensors_of(micro))}
@@ -263,7 +307,7 @@ class Step:
 
     def _inputs(self, graph: Graph, micro: Any) -> dict[str, Tensor]:
         """Copies of everything that a graph reads, by value name."""
-        tables = {role: views(self.persistent, self.runs, role) for role in ("param", "buffer", "constant", "grad", "metric")}
+        tables = {role: views(self.persistent, self.runs, role) for role in ("param", "master", "buffer", "constant", "grad", "metric")}
         tables["batch"] = self._leaves(micro)
         return {i.value.name: tables[i.role][i.target].clone() for i in graph.inputs if i.role != "random"}
 
@@ -305,7 +349,9 @@ class Step:
 
     def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies."""
-        tensors = {f"param/{n}": t for n, t in views(self.persistent, self.runs, "param").items()}
+        tensors = {f"param/{n}": t for n, t in own_parameters(self.persistent, self.runs).items()}
+        masters = views(self.persistent, self.runs, "master").items()
+        tensors |= {f"master/{n}": t for n, t in masters if t.data_ptr() != tensors[f"param/{n}"].data_ptr()}
         tensors |= {f"buffer/{n}": t for n, t in views(self.persistent, self.runs, "buffer").items()}
         tensors |= {f"state/{n}": t for n, t in views(self.persistent, self.runs, "state").items()}
         tensors |= {f"random/{n}": t for n, t in random_state(self.device).items()}
@@ -313,12 +359,23 @@ class Step:
             "num_steps": self.num_steps,
             "groups": [to_plain(_numbers(g), "param_groups") for g in self.job.optimizer.param_groups],
         }
+        if self.loss_scale is not None:
+            meta["loss_scale"] = self.loss_scale.state()
         if self.scheduler is not None:
-            meta["scheduler"] = to_plain(self.scheduler.state_dict(), "scheduler")
+            meta["scheduler"] = {"class": type(self.scheduler).__name__, "state": to_plain(self.scheduler.state_dict(), "scheduler")}
         return tensors, meta
 
     def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave. The names and shapes must be this step's (packhorse.load checks and explains)."""
+        """Takes over what `training_state` gave. The names and shapes must be this step's (packhorse.load checks and explains).
+
+        Raises CheckpointError, before anything changes, where this step has a scheduler and the saved one had another or none.
+        """
+        saved_scheduler = meta.get("scheduler", {"class": "no scheduler"})
+        if self.scheduler is not None and meta["num_steps"] and saved_scheduler["class"] != type(self.scheduler).__name__:
+            raise CheckpointError(
+                f"the checkpoint was saved with {saved_scheduler['class']}, and this step has {type(self.scheduler).__name__}, which would start anew "
+                f"at step {meta['num_steps']}; go on with the scheduler of then, or compile without one, load, and call its step() yourself"
+            )
         own, _ = self.training_state()
         with torch.no_grad():
             for name, tensor in own.items():
@@ -328,9 +385,11 @@ class Step:
         self.num_steps = meta["num_steps"]
         for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
             group.update(from_plain(saved, _numbers(group)))
-        if self.scheduler is not None and "scheduler" in meta:
-            self.scheduler.load_state_dict(from_plain(meta["scheduler"], self.scheduler.state_dict()))
-        if self.num_steps:
+        if self.loss_scale is not None and "loss_scale" in meta:
+            self.loss_scale.load(meta["loss_scale"])
+        if self.scheduler is not None and "state" in saved_scheduler:
+            self.scheduler.load_state_dict(from_plain(saved_scheduler["state"], self.scheduler.state_dict()))
+        if self.job.has_steps(self.persistent, self.runs):
             self._expose_optimizer_state()
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from packhorse.capture.dtypes import LONG
 from packhorse.capture.trace import distinct
 from packhorse.errors import UserError
-from packhorse.planning.persistent import Persistent, Slot
+from packhorse.planning.persistent import Persistent, Slot, holds_models_own
 from packhorse.runtime.arena import zeroed
 
 
@@ -36,13 +36,19 @@ def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, T
             "planning works so, but before packhorse.compile give them memory and values: "
             "model.to_empty(device='cpu'), then initialise or load weights"
         )
-    for role, named in (("param", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers(remove_duplicate=False))):
-        homes = views(persistent, runs, role)
-        for name, tensor in distinct(named).items():
-            home = homes[name]
-            with torch.no_grad():
-                home.copy_(tensor)
-                tensor.data = home
+    tensors = distinct(model.named_parameters(remove_duplicate=False)) | distinct(model.named_buffers(remove_duplicate=False))
+    homes = own_parameters(persistent, runs) | views(persistent, runs, "buffer")
+    with torch.no_grad():
+        for name, master in views(persistent, runs, "master").items():
+            master.copy_(tensors[name])
+        for name, tensor in tensors.items():
+            homes[name].copy_(tensor)
+            tensor.data = homes[name]
+
+
+def own_parameters(persistent: Persistent, runs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """name -> the model's own parameter: its master weight where the step computes with a copy in fewer bits."""
+    return {slot.target: view(runs[run.name], slot) for run in persistent.runs if holds_models_own(run) for slot in run.slots}
 
 
 def homes_of(model: torch.nn.Module) -> dict[str, tuple[int, bool]]:

@@ -3,53 +3,83 @@
 B micro_batch_size, T seq_len.
 """
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
-from packhorse.data import Corpus, sample_micro_batch, validation_starts, windows
-from packhorse.models.gpt import GPT
+from packhorse.data import Corpus, training_samples, validation_samples
+from packhorse.errors import ConfigError
+from packhorse.models.bert import bert
+from packhorse.models.gpt import gpt
+from packhorse.models.lstm import LSTM
+from packhorse.models.sizes import Size, find_size
 from packhorse.train.config import Config
 from packhorse.train.engine import Batch, Engine, Plan
+from packhorse.train.optimizer import make_optimizer
+from packhorse.train.task import named, objective_of, posed, source_of, vocab_of
 
 
 def build_model(config: Config, device: str = "cpu") -> nn.Module:
-    """The model of [model], its weights drawn from torch's ordinary generator seeded with run.seed. On "meta" it has shapes but no memory."""
+    """The model of [model], its weights drawn from torch's ordinary generator seeded with run.seed, or read from model.weights.
+
+    On "meta" it has shapes but no memory, and no weights are read.
+    Raises ConfigError if it cannot be trained on text as [model] and [data] say, CheckpointError if model.weights do not fit.
+    """
+    options, seq_len = config.model, config.data.seq_len
+    if options.kind == "hf":
+        return _build_hugging_face(config, device)
     torch.manual_seed(config.run.seed)
+    assert options.layers is not None and options.width is not None and options.dropout is not None and options.vocab is not None
     with torch.device(device):
-        return GPT(
-            vocab=config.model.vocab,
-            layers=config.model.layers,
-            width=config.model.width,
-            heads=config.model.heads,
-            seq_len=config.data.seq_len,
-            dropout=config.model.dropout,
+        if options.kind == "lstm":
+            return LSTM(vocab=options.vocab, layers=options.layers, width=options.width, dropout=options.dropout)
+        assert options.heads is not None
+        size = Size(options.layers, options.width, options.heads, options.vocab, seq_len)
+        if options.kind == "bert":
+            pre_norm = options.size is not None and find_size("bert", options.size).pre_norm
+            return bert(replace(size, pre_norm=pre_norm), dropout=options.dropout)
+        return gpt(size, dropout=options.dropout)
+
+
+def _build_hugging_face(config: Config, device: str) -> nn.Module:
+    from packhorse.models import hf  # imports the library transformers, which takes seconds
+
+    options, source = config.model, source_of(config.model)
+    objective = objective_of(options)
+    torch.manual_seed(config.run.seed)
+    if options.weights is not None and device != "meta":
+        model = hf.load(source, Path(options.weights).expanduser())
+    else:
+        with torch.device(device):
+            model = hf.build(source)
+    if objective == "causal" and hf.ignores_shifted_labels(model):
+        raise ConfigError(
+            f"{source.path}: the loss of {source.model_class.__name__} takes no targets that are shifted already (shift_labels), so what it would "
+            "predict is not known to be the next token; choose another model, or train it from Python with a loss of your own (packhorse.plan, loss=)"
         )
+    places = hf.max_seq_len(source, model)
+    if places is not None and config.data.seq_len > places:
+        raise ConfigError(
+            f"data.seq_len = {config.data.seq_len}, and the model of {source.path} has {places} positions; lower data.seq_len to at most that"
+        )
+    return model
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The torch optimizer of [optimizer]. Matrices decay; biases and norm scales, which have one dim, do not."""
-    options = config.optimizer
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    # torch refuses to make a fused optimizer over a model on meta, though its step is never called here: the flag is set afterwards
-    fused = options.fused and not any(p.is_meta for p in parameters)
-    made: torch.optim.Optimizer
-    if options.kind == "sgd":
-        made = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=fused)
-    else:
-        made = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=fused)
-    for group in made.param_groups:
-        group["fused"] = options.fused
-    return made
+    """The torch optimizer of [optimizer]. Matrices decay; biases and norm scales, which have one dim, do not. Raises as `make_optimizer`."""
+    parameters, decay = list(model.parameters()), config.optimizer.weight_decay
+    groups: list[dict] = [{"params": [p for p in parameters if p.dim() >= 2]}, {"params": [p for p in parameters if p.dim() < 2]}]
+    if decay is not None:
+        groups = [{**group, "weight_decay": rate} for group, rate in zip(groups, (decay, 0.0), strict=True)]
+    return make_optimizer(config.optimizer, groups)
 
 
 def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer) -> Plan:
     """The plan of one step. Only the shapes of the batch count, so no data is read. Raises what `plan` raises."""
     ids = torch.zeros(config.data.micro_batch_size, config.data.seq_len, dtype=torch.int64)
-    micro_batches = [{"ids": ids, "labels": ids.clone()} for _ in range(config.data.num_micro_batches)]
+    micro_batches = [named(config.model, ids, ids.clone()) for _ in range(config.data.num_micro_batches)]
     return engine.plan(
         model,
         _as_batch(micro_batches),
@@ -61,33 +91,43 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
     )
 
 
+def model_vocab(config: Config) -> int | None:
+    """How many tokens the model of [model] knows; None where its config.json does not say. Builds no model."""
+    return vocab_of(config.model)
+
+
 def training_batch(config: Config, corpus: Corpus, step: int) -> Batch:
-    """What step number `step`, from 0, trains on: ids and labels (B, T) of each micro-batch. A function of the seed and the step."""
+    """What step number `step`, from 0, trains on: ids and labels (B, T) of each micro-batch. A function of the seed and the step.
+
+    Raises DataError as `training_samples`.
+    """
     data = config.data
-    samples = [
-        sample_micro_batch(
-            corpus.train,
+    micro_batches = []
+    for micro_batch in range(data.num_micro_batches):
+        first = step * data.global_batch_size + micro_batch * data.micro_batch_size
+        ids, labels = training_samples(
+            corpus,
+            order=data.order,
             seed=config.run.seed,
-            step=step,
-            micro_batch=micro_batch,
-            micro_batch_size=data.micro_batch_size,
+            first=first,
+            count=data.micro_batch_size,
             global_batch_size=data.global_batch_size,
             seq_len=data.seq_len,
         )
-        for micro_batch in range(data.num_micro_batches)
-    ]
-    return _as_batch([{"ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)} for ids, labels in samples])
+        micro_batches.append(posed(config, corpus, ids, labels, first=first))
+    return _as_batch(micro_batches)
 
 
 def validation_batches(config: Config, corpus: Corpus) -> list[dict[str, Tensor]]:
-    """run.eval_batches batches of ids and labels (B, T), spread evenly over the validation text; the same at every evaluation."""
+    """run.eval_batches batches of ids and labels (B, T), spread evenly over the validation text; the same at every evaluation.
+
+    Raises DataError as `validation_samples`.
+    """
     data = config.data
-    starts = validation_starts(corpus.validation, config.run.eval_batches * data.micro_batch_size, data.seq_len)
-    batches = []
-    for part in starts.reshape(config.run.eval_batches, data.micro_batch_size):
-        ids, labels = windows(corpus.validation, part, data.seq_len)
-        batches.append({"ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)})
-    return batches
+    ids, labels = validation_samples(corpus, config.run.eval_batches * data.micro_batch_size, data.seq_len)
+    whole = posed(config, corpus, ids, labels, first=0, validation=True)
+    parts = zip(*(tensor.split(data.micro_batch_size) for tensor in whole.values()), strict=True)
+    return [dict(zip(whole, (part.contiguous() for part in some), strict=True)) for some in parts]
 
 
 def _as_batch(micro_batches: list[dict[str, Tensor]]) -> Batch:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from packhorse.errors import ConfigError
+from packhorse.models.sizes import find_size
 
 Recompute = Literal["auto", "none", "cheap", "sqrt", "chen", "recursive", "blocks", "optimal", "milp"]
 
@@ -25,28 +26,93 @@ class RunConfig:
     eval_batches: int = _setting(8, least=1)
     save_every: int = _setting(200, least=0)
     keep_last: int = _setting(2, least=1)
+    keep_every: int = _setting(0, least=0)  # checkpoints of these steps are never deleted
+    trial_save: bool = True  # before the first step the state is saved once and read back, so that a full disk is known at once
+    tensorboard: bool = False  # event files in RUN/tensorboard
+    wandb: bool = False  # a Weights & Biases run, in the mode that its own settings say
     resume: str = "none"  # "auto", "none", or the path of a checkpoint
     threads: int | None = _setting(None, least=1)  # of torch on the CPU; the bits of a sum depend on it. Without it torch's own choice
-    peak_flops: float | None = _setting(None, least=1)  # of the device, a second; without it MFU is N/A
+    peak_flops: float | None = _setting(None, least=1)  # of the device, a second; without it there is no MFU
+
+
+# model.kind -> the keys that mean something for it, beside objective, and their defaults
+_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 4, "width": 128, "heads": 4, "dropout": 0.0, "vocab": 256},
+    "bert": {"layers": 4, "width": 128, "heads": 4, "dropout": 0.1, "vocab": 257},  # one more than bytes: the token that hides others
+    "lstm": {"layers": 2, "width": 128, "dropout": 0.0, "vocab": 256},
+    "hf": {"config": None, "weights": None},
+}
+_OBJECTIVES = {"gpt": ("auto", "causal"), "bert": ("auto", "masked"), "lstm": ("auto", "causal"), "hf": ("auto", "causal", "masked")}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """[model]: a GPT over bytes. `width` channels in `heads` heads, `layers` blocks."""
+    """[model]: what is trained.
 
-    kind: Literal["gpt"] = "gpt"
-    layers: int = _setting(4, least=1)
-    width: int = _setting(128, least=1)
-    heads: int = _setting(4, least=1)
-    dropout: float = _setting(0.0, least=0, below=1)
-    vocab: int = _setting(256, least=256)
+    "gpt", "bert", "lstm": the models of packhorse.models over `vocab` tokens, `width` channels, `layers` blocks, `heads` heads; `size` names a
+    published GPT or BERT instead ("gpt2-xl") and sets layers, width and heads, and vocab unless that is given.
+    "hf": an unmodified Hugging Face model. `config` is its config.json or the folder that holds it; `weights` a safetensors file, or the folder of
+    them, to start from (without it weights are drawn). Its dropout and all else are as that file says.
+    `objective`: "causal" predicts the next token, "masked" hidden ones; "auto" is what the model is made for.
+
+    A key that is not given gets the default of its kind (or stays None where the kind has no use for it).
+    """
+
+    kind: Literal["gpt", "bert", "lstm", "hf"] = "gpt"
+    size: str | None = None
+    layers: int | None = _setting(None, least=1)
+    width: int | None = _setting(None, least=1)
+    heads: int | None = _setting(None, least=1)
+    dropout: float | None = _setting(None, least=0, below=1)
+    vocab: int | None = _setting(None, least=2)
+    config: str | None = None
+    weights: str | None = None
+    objective: Literal["auto", "causal", "masked"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Fills in what follows from `kind` and `size`. Raises ConfigError for a key that the kind has no use for, or that contradicts the size."""
+        defaults = dict(_MODEL_DEFAULTS[self.kind])
+        for key in ("layers", "width", "heads", "dropout", "vocab", "config", "weights"):
+            if getattr(self, key) is not None and key not in defaults:
+                raise ConfigError(f"model.{key} means nothing for model.kind = {self.kind!r}, which has {', '.join(defaults)}; leave it out")
+        if self.objective not in _OBJECTIVES[self.kind]:
+            raise ConfigError(
+                f"model.objective = {self.objective!r} does not go with model.kind = {self.kind!r}, expected {' or '.join(_OBJECTIVES[self.kind])}"
+            )
+        if self.kind == "hf" and self.config is None:
+            raise ConfigError("model.kind = 'hf' needs model.config: the config.json of a Hugging Face model, or the folder that holds it")
+        if self.size is not None:
+            size = find_size(self.kind, self.size)
+            for key in ("layers", "width", "heads"):
+                if getattr(self, key) not in (None, getattr(size, key)):
+                    raise ConfigError(
+                        f"model.size = {self.size!r} has {key} {getattr(size, key)}, and model.{key} is {getattr(self, key)}; leave one of them out"
+                    )
+            defaults |= {key: getattr(size, key) for key in ("layers", "width", "heads", "vocab")}
+        for key, default in defaults.items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, default)  # the class is frozen for everybody else
+        if self.width is not None and self.heads is not None and self.width % self.heads:
+            raise ConfigError(
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}; "
+                "every head gets the same number of channels, so make it one"
+            )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """[data]: `corpus` is "stdlib", a folder of text, or a text file. Batch sizes count samples of `seq_len` tokens."""
+    """[data]: `corpus` is "stdlib", a folder of text and JSONL, a text or JSONL file, or a file of token numbers (.bin, dtype `token_dtype`).
+
+    tokenizer: "bytes", or a Hugging Face tokenizer.json (or the folder that holds one). field: the key of the text in a line of JSONL.
+    order: "random" draws windows with replacement; "epochs" takes each window once an epoch, in an order that is a function of (seed, epoch).
+    Documents are packed one after the other, an end-of-text token between them. Batch sizes count samples of `seq_len` tokens.
+    """
 
     corpus: str = "stdlib"
+    tokenizer: str = "bytes"
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    field: str = "text"
+    order: Literal["random", "epochs"] = "random"
     seq_len: int = _setting(128, least=1)
     micro_batch_size: int = _setting(16, least=1)
     global_batch_size: int = _setting(16, least=1)
@@ -58,28 +124,90 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """[optimizer]: as torch.optim's AdamW or SGD. `betas` belong to adamw, `momentum` to sgd; clip_norm bounds the gradient's norm."""
+class PrecisionConfig:
+    """[precision]: `compute` "fp32" keeps the model's own dtype; "bf16" and "fp16" compute in 16 bits with fp32 master weights.
 
-    kind: Literal["adamw", "sgd"] = "adamw"
+    gradients: dtype in which gradients are kept and added up; "same" as the parameters that are computed with. loss_scale: the first loss scale
+    of fp16, halved at an overflow and doubled after growth_interval steps without one.
+    """
+
+    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
+    gradients: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    loss_scale: float = _setting(65536.0, least=1)
+    growth_interval: int = _setting(2000, least=1)
+
+
+# optimizer.kind -> the keys that mean something for it, beside lr and clip_norm, and their defaults
+_ADAM_BETAS = (0.9, 0.95)
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adadelta": {"weight_decay": 0.0},
+    "adagrad": {"weight_decay": 0.0, "fused": True},
+    "adam": {"weight_decay": 0.0, "betas": _ADAM_BETAS, "fused": True},
+    "adamax": {"weight_decay": 0.0, "betas": _ADAM_BETAS},
+    "adamw": {"weight_decay": 0.1, "betas": _ADAM_BETAS, "fused": True},
+    "asgd": {"weight_decay": 0.0},
+    "nadam": {"weight_decay": 0.0, "betas": _ADAM_BETAS},
+    "radam": {"weight_decay": 0.0, "betas": _ADAM_BETAS},
+    "rmsprop": {"weight_decay": 0.0, "momentum": 0.0},
+    "rprop": {},
+    "sgd": {"weight_decay": 0.1, "momentum": 0.0, "fused": True},
+}
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """[optimizer]: a class of torch.optim by its lower-case name; `options` are the rest of its keyword arguments.
+
+    clip_norm bounds the norm of the gradient.
+
+    A key that is not given gets the default of its kind (or stays None where the kind has no use for it).
+    """
+
+    kind: Literal["adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"] = "adamw"
     lr: float = _setting(1e-3, least=0)
-    weight_decay: float = _setting(0.1, least=0)
-    betas: tuple[float, float] = _setting((0.9, 0.95), least=0, below=1)
-    momentum: float = _setting(0.0, least=0)
-    fused: bool = True
+    weight_decay: float | None = _setting(None, least=0)
+    betas: tuple[float, float] | None = _setting(None, least=0, below=1)
+    momentum: float | None = _setting(None, least=0)
+    fused: bool | None = None
     clip_norm: float | None = _setting(1.0, least=0)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Fills in what follows from `kind`. Raises ConfigError for a key that the kind has no use for."""
+        defaults = _OPTIMIZER_DEFAULTS[self.kind]
+        for key in ("weight_decay", "betas", "momentum", "fused"):
+            if getattr(self, key) is not None and key not in defaults:
+                known = ", ".join(["lr", *defaults, "options"])
+                raise ConfigError(f"optimizer.{key} means nothing for optimizer.kind = {self.kind!r}, which has {known}; leave it out")
+            if getattr(self, key) is None and key in defaults:
+                object.__setattr__(self, key, defaults[key])  # the class is frozen for everybody else
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """[schedule]: learning rate over the steps: linear warm-up to optimizer.lr, then a cosine down to min_lr at the last step.
+    """[schedule]: learning rate over the steps.
 
-    Without a min_lr it is a tenth of optimizer.lr.
+    "cosine", "linear": a linear warm-up of warmup_steps to optimizer.lr (50 if not given), then down to min_lr at the last step (a tenth of
+    optimizer.lr if not given). "constant": the warm-up, then optimizer.lr.
+    "torch": the class `name` of torch.optim.lr_scheduler with the keyword arguments `options`. A resumed run goes on with the scheduler as saved.
     """
 
-    kind: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: int = _setting(50, least=0)
+    kind: Literal["cosine", "linear", "constant", "torch"] = "cosine"
+    warmup_steps: int | None = _setting(None, least=0)
     min_lr: float | None = _setting(None, least=0)
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a key that the kind has no use for, and for a torch scheduler without a name."""
+        used = {"torch": ("name", "options"), "constant": ("warmup_steps",)}.get(self.kind, ("warmup_steps", "min_lr"))
+        for key in ("warmup_steps", "min_lr", "name", "options"):
+            if key not in used and getattr(self, key) not in (None, {}):
+                raise ConfigError(f"schedule.{key} means nothing for schedule.kind = {self.kind!r}, which has {', '.join(used)}; leave it out")
+        if self.kind == "torch" and self.name is None:
+            raise ConfigError('schedule.kind = "torch" needs schedule.name, the name of a class of torch.optim.lr_scheduler such as "ExponentialLR"')
+        if self.warmup_steps is None and "warmup_steps" in used:
+            object.__setattr__(self, "warmup_steps", 50)  # the class is frozen for everybody else
 
 
 @dataclass(frozen=True)
@@ -97,6 +225,7 @@ class Config:
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     memory: MemoryConfig = MemoryConfig()
@@ -107,11 +236,6 @@ class Config:
             raise ConfigError(
                 f"data.global_batch_size = {self.data.global_batch_size} is not a multiple of data.micro_batch_size = "
                 f"{self.data.micro_batch_size}; a step adds up whole micro-batches, so make it one"
-            )
-        if self.model.width % self.model.heads:
-            raise ConfigError(
-                f"model.width = {self.model.width} is not a multiple of model.heads = {self.model.heads}; "
-                "every head gets the same number of channels, so make it one"
             )
         if self.schedule.min_lr is not None and self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(

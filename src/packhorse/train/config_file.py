@@ -43,12 +43,12 @@ def config_from_dict(given: Mapping[str, Any]) -> Config:
     resolved = {}
     for section, values in given.items():
         if section not in sections:
-            raise ConfigError(f"unknown section [{section}]{_nearest(section, sections)}; the sections are {', '.join(sections)}")
+            raise ConfigError(f"unknown section [{section}]{nearest(section, sections)}; the sections are {', '.join(sections)}")
         kind = sections[section]
         types, known = get_type_hints(kind), {f.name: f for f in fields(kind)}
         for key in _require_table(section, values):
             if key not in known:
-                raise ConfigError(f"unknown key {section}.{key}{_nearest(key, known)}; [{section}] has {', '.join(known)}")
+                raise ConfigError(f"unknown key {section}.{key}{nearest(key, known)}; [{section}] has {', '.join(known)}")
         resolved[section] = kind(**{key: _checked(f"{section}.{key}", value, types[key], known[key]) for key, value in values.items()})
     return Config(**resolved)
 
@@ -91,7 +91,8 @@ def _require_table(section: str, values: Any) -> dict[str, Any]:
     return values
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which known one may be meant, if any comes near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -102,11 +103,11 @@ def _checked(name: str, value: Any, kind: Any, key: Field) -> Any:
     if converted is None:
         hint = f'; write "{value}" in quotes' if kind is str else ""
         if get_origin(kind) is Literal and isinstance(value, str):
-            hint = _nearest(value, get_args(kind))
+            hint = nearest(value, get_args(kind))
         raise ConfigError(f"{name} is {value!r} ({_type_name(type(value))}), expected {_type_name(kind)}{hint}")
     least, below = key.metadata.get("least"), key.metadata.get("below")
     for number in converted if isinstance(converted, tuple) else (converted,):
-        if isinstance(number, str | bool):
+        if isinstance(number, str | bool | dict):
             continue
         if not math.isfinite(number) or (least is not None and number < least) or (below is not None and number >= below):
             bounds = " and ".join(["finite"] + [f"at least {least}"] * (least is not None) + [f"below {below}"] * (below is not None))
@@ -126,6 +127,8 @@ def _converted(value: Any, kind: Any) -> Any:
             return None
         parts = tuple(_converted(part, option) for part, option in zip(value, get_args(kind), strict=True))
         return None if None in parts else parts
+    if get_origin(kind) is dict:
+        return value if isinstance(value, dict) else None
     if kind is float and type(value) is int:
         return float(value)
     return value if type(value) is kind else None
@@ -138,6 +141,8 @@ def _type_name(kind: Any) -> str:
         return "one of " + ", ".join(json.dumps(option) for option in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list of {len(get_args(kind))} numbers"
+    if get_origin(kind) is dict:
+        kind = dict
     names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table"}
     return names.get(kind, kind.__name__)
 
@@ -148,6 +153,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         # JSON escapes are TOML escapes; DEL alone is legal in JSON and not in TOML.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     return repr(value)

@@ -12,8 +12,8 @@ _HEIGHT = 18
 _NUM_STEPS_SHOWN = 4
 
 
-def plot_losses(records: Sequence[Record], width: int) -> str:
-    """Records of metrics.jsonl -> a plot of loss (nats/byte) over steps, at most `width` columns wide.
+def plot_losses(records: Sequence[Record], width: int, unit: str = "byte") -> str:
+    """Records of metrics.jsonl -> a plot of loss (nats/unit) over steps, at most `width` columns wide.
 
     Below 40 columns, or with fewer than two points, the same in one line each: the first and the last losses.
     """
@@ -27,7 +27,7 @@ def plot_losses(records: Sequence[Record], width: int) -> str:
     figure.draw(figure.signal(*zip(*_averaged(training, columns), strict=True), marker="braille").lines())
     if validation:
         figure.draw(figure.signal(*zip(*validation, strict=True), marker="●"))
-    figure.title("loss, nats/byte: ⠒ training ● validation")
+    figure.title(f"loss, nats/{unit}: ⠒ training ● validation")
     first, last = training[0][0], training[-1][0]
     ticks = sorted({first + (last - first) * part // _NUM_STEPS_SHOWN for part in range(_NUM_STEPS_SHOWN + 1)})
     figure.ruler("x").ticks(ticks, [str(step) for step in ticks])

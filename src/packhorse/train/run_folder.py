@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packhorse.checkpoint import newest_checkpoint
 from packhorse.checkpoint.layout import step_of
+from packhorse.checkpoint.write import set_aside
 from packhorse.errors import CheckpointError, ConfigError
 from packhorse.train.config import Config
 from packhorse.train.config_file import differing_keys, format_config, load_config
@@ -99,9 +100,12 @@ class RunFolder:
         for path in self._steps():
             step = step_of(path)
             if step is not None and step > steps_done:
-                aside = next(name for n in range(10**6) if not (name := path.with_name(f"aside-{n}-{path.name}")).exists())
-                path.rename(aside)
-                report(f"{path.name} lies beyond the resumed step; kept as {aside.name}")
+                report(f"{path.name} lies beyond the resumed step; kept as {set_aside(path, 'aside').name}")
+
+    def newest_before(self, steps_done: int) -> Path | None:
+        """The last checkpoint before step `steps_done`; it is not read."""
+        before = [step for path in self._steps() if (step := step_of(path)) is not None and step < steps_done]
+        return self.checkpoint(max(before)) if before else None
 
     def _steps(self) -> list[Path]:
         return [path for path in self.checkpoints.iterdir() if step_of(path) is not None] if self.checkpoints.is_dir() else []

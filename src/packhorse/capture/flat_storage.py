@@ -1,0 +1,133 @@
+"""The parameters and the optimizer object -> every run of flat storage that a step keeps.
+
+With a 16-bit `compute` (capture/precision.py) a wide parameter has two tensors: the 16-bit copy that the step computes with (role "param") and
+the model's own, its master weight (role "master"). A parameter that is 16-bit itself gets a wide master weight instead. The optimizer works on
+master weights; its states have their dtype (ZeRO, section 3.1: K = 12 bytes a parameter with Adam).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from packhorse.capture.capture import Captured
+from packhorse.capture.dtypes import SHORT
+from packhorse.capture.precision import computed_dtype, is_narrow
+from packhorse.capture.trace import dense_strides, distinct
+from packhorse.graph.dtypes import ITEMSIZE
+from packhorse.graph.ir import Value
+from packhorse.optim.elementwise import is_fused
+from packhorse.optim.table import describe
+from packhorse.planning.persistent import ALIGNMENT, Persistent, Run, like, make_run
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A run of parameters that one parameter group updates, and its gradients: each at the element offset of its parameter, in any float dtype.
+
+    params: what the optimizer works on, the master weights where there are any. states: name -> run with the slots of `params`.
+    numbers: name -> run with one number for each parameter, in order. copies: the model's own 16-bit parameters, to be kept equal to `params`.
+    """
+
+    group: int
+    params: Run
+    grads: Run
+    states: dict[str, Run]
+    numbers: dict[str, Run]
+    copies: Run | None
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How many bits the step computes in, keeps gradients in (None: as it computes), and whether the loss is scaled against underflow."""
+
+    compute: torch.dtype | None = None
+    grads: torch.dtype | None = None
+    scaled: bool = False
+
+
+def flat_storage(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, captured: Captured, clip_norm: float | None, widths: Widths
+) -> tuple[Persistent, list[Owned]]:
+    """Every run of persistent storage, and those that the optimizer updates.
+
+    Parameters with the same (dtype, computed dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order.
+    """
+    trained = captured.trained()
+    group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    bundles: dict[tuple, list[tuple[str, Value]]] = {}
+    for name, param in distinct(model.named_parameters(remove_duplicate=False)).items():
+        group = group_of.get(id(param))
+        key = (param.dtype, computed_dtype(param, widths.compute), param.requires_grad, name in trained, group)
+        bundles.setdefault(key, []).append((name, _value(name, param)))
+    runs, owned = [], []
+    for (own, computed, requires_grad, has_grad, group), tensors in bundles.items():
+        label = (
+            f"{SHORT[own]}."
+            + (f"g{group}" if group is not None else "nogroup")
+            + ("" if requires_grad else ".frozen")
+            + ("" if has_grad or not requires_grad else ".unused")
+        )
+        updated = has_grad and group is not None
+        master = own if own != computed else torch.float32 if updated and widths.compute is not None and is_narrow(own) else None
+        grads = (widths.grads or computed) if has_grad else computed
+        # the same element offsets in every run, each of them aligned in the narrowest
+        align = ALIGNMENT // min(dtype.itemsize for dtype in (own, computed, master or own, grads))
+        first = make_run(f"param.{label}", "parameters", "param", tensors, align)
+        params = like(first, first.name, "parameters", "param", SHORT[computed])
+        runs.append(params)
+        works_on = params
+        if master is not None:
+            works_on = like(first, f"master.{label}", "master weights", "master", SHORT[master])
+            runs.append(works_on)
+        if not has_grad:
+            continue
+        gradients = like(first, f"grad.{label}", "gradients", "grad", SHORT[grads])
+        runs.append(gradients)
+        if group is None:
+            continue
+        needs = describe(optimizer).needs_of(optimizer.param_groups[group])
+        states = {s: like(works_on, f"{s}.{label}", "optimizer states", "state") for s in needs.states}
+        numbers = {n: _numbers(f"{n}.{label}", len(tensors), optimizer.param_groups[group]) for n in needs.kept_numbers}
+        runs += [*states.values(), *numbers.values()]
+        owned.append(Owned(group, works_on, gradients, states, numbers, params if master is not None and own == computed else None))
+    runs += _by_dtype("buffer", "buffers", "buffer", [(n, _value(n, b)) for n, b in distinct(model.named_buffers(remove_duplicate=False)).items()])
+    runs += _by_dtype("constant", "constants", "constant", _constants(captured))
+    runs += _by_dtype("metric", "metrics", "metric", _metrics(captured, owned, clip_norm, widths.scaled))
+    return Persistent(tuple(runs)), owned
+
+
+def _numbers(name: str, count: int, group: dict) -> Run:
+    """One number for each of `count` parameters, in the dtype that torch.optim gives its step counts."""
+    dtype = "f64" if torch.get_default_dtype() == torch.float64 and not is_fused(group) else "f32"
+    return make_run(name, "optimizer states", "state", [(name, Value(name, dtype, (count,), (1,)))])
+
+
+def _constants(captured: Captured) -> list[tuple[str, Value]]:
+    return [(i.target, i.value) for i in captured.micro.inputs if i.role == "constant"]
+
+
+def _metrics(captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool) -> list[tuple[str, Value]]:
+    """loss; grad_norm where something is made of it; clip_coefficient; inverse_scale, what gradients are multiplied by against the loss scale, and
+    grad_factor, both factors in one."""
+    loss = next(captured.micro.values[o.name] for o in captured.micro.outputs if o.role == "metric")
+    norm = norm_dtype(captured, owned)
+    names = ["grad_norm"] * (clip_norm is not None or scaled) + ["clip_coefficient"] * (clip_norm is not None)
+    names += ["inverse_scale"] * scaled + ["grad_factor"] * (scaled and clip_norm is not None)
+    return [("loss", Value("loss", loss.dtype, (), ())), *((name, Value(name, norm, (), ())) for name in names)]
+
+
+def norm_dtype(captured: Captured, owned: list[Owned]) -> str:
+    """The widest dtype among the gradients and what the optimizer works on."""
+    dtypes = {captured.micro.values[o.name].dtype for o in captured.micro.outputs if o.role == "grad"} | {item.params.dtype for item in owned}
+    return max(dtypes, key=lambda d: ITEMSIZE[d])
+
+
+def _by_dtype(name: str, kind: str, role: str, tensors: list[tuple[str, Value]]) -> list[Run]:
+    bundles: dict[str, list[tuple[str, Value]]] = {}
+    for target, value in tensors:
+        bundles.setdefault(value.dtype, []).append((target, value))
+    return [make_run(f"{name}.{dtype}", kind, role, group) for dtype, group in bundles.items()]
+
+
+def _value(name: str, tensor: torch.Tensor) -> Value:
+    return Value(name, SHORT[tensor.dtype], tuple(tensor.shape), dense_strides(tensor))
