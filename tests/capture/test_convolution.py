@@ -46,5 +46,4 @@ def test_bits_and_kernel(name):
     first_and_last = [node for node in nodes if node.module in ("0", "4")]
     assert all(("slow" in node.op) == plain for node in first_and_last), [node.op for node in nodes]
     if plain and images == 2:  # gradients are written where they persist, without a copy
-        program = plan.programs["first"]
-        assert not program.placement.copies
+        assert not [copy for copy in plan.programs["first"].placement.copies if copy.target[0] == "grad"]

@@ -131,6 +131,9 @@ def test_a_token_outside_the_vocabulary_is_said_at_once(tmp_path):
     np.array([1, 2, 300, 4] * 100, dtype="<u2").tofile(tmp_path / "a.bin")
     with pytest.raises(DataError, match=r"token 300 at place 2 of .*a\.bin is outside the model's vocabulary of 256"):
         load_corpus(str(tmp_path / "a.bin"), vocab=256)
+    with pytest.raises(DataError, match="token 300"):
+        load_corpus(str(tmp_path / "a.bin"), vocab=300)
+    assert load_corpus(str(tmp_path / "a.bin"), vocab=301).train.max() == 300
     # A file of 16-bit tokens read as 32-bit ones: 1 + 2 * 65536 and 300 + 4 * 65536.
     with pytest.raises(DataError, match=r"token 262,444 at place 1 .*data\.token_dtype"):
         load_corpus(str(tmp_path / "a.bin"), token_dtype="uint32", vocab=50_000)
@@ -155,8 +158,12 @@ def test_text_and_a_tokenizer(tmp_path, tokenizer_folder, listener):
     # The folder that was written is a corpus by itself.
     (kept,) = (path for path in (tmp_path / "run" / "tokens").iterdir() if path.is_dir())
     assert list(load_corpus(str(kept), vocab=300).train) == list(corpus.train)
-    (tmp_path / "texts" / "more.txt").write_text("one more")
-    assert load_corpus(str(tmp_path / "texts"), report=listener, **given).digest != corpus.digest
+    first = kept / "train.bin"
+    first.write_bytes(b"\1\0" + first.read_bytes()[2:])
+    damaged = load_corpus(str(tmp_path / "texts"), report=listener, **given).digest
+    (tmp_path / "texts" / "part0" / "000.txt").write_text("elif 0 " * 20)  # as long as before
+    changed = load_corpus(str(tmp_path / "texts"), report=listener, **given).digest
+    assert len({corpus.digest, damaged, changed}) == 3
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, tokenizer_folder, listener):

@@ -83,6 +83,11 @@ def test_a_uint16_file_is_not_taken_for_uint32(tmp_path, vocab, num_tokens):
     assert len(open_token_file(path, "uint16").tokens) == num_tokens
 
 
+def test_a_file_that_cannot_be_uint32_is_not_taken_for_it(tmp_path):
+    path = write(tmp_path / "a.bin", [5, 0] * 100 + [5])  # 402 bytes
+    assert len(open_token_file(path, "uint16").tokens) == 201
+
+
 def test_a_file_that_changes_while_it_is_open_is_noticed(tmp_path):
     path = write(tmp_path / "a.bin", range(1000))
     opened = open_token_file(path, "uint16")

@@ -74,12 +74,12 @@ def test_without_an_end_of_text_documents_touch_and_it_is_said(tmp_path, texts, 
 
 
 def test_few_documents_give_the_end_of_each(tmp_path, texts, listener):
-    for name, text in (("a.txt", "x€" * 100), ("b.txt", "y" * 200)):  # 400 bytes end at 380, within the 95th "€": 381
+    for name, text in (("a.txt", "€" * 110), ("b.txt", "y" * 200)):
         (tmp_path / "corpus" / name).write_text(text)
     made = tokenize(texts(), tmp_path / "tokens", listener)
     library = texts().tokenizer.library
-    # the cut lies at byte 400 - 20 = 380 = 4 * 95, where the 96th "x€" begins
-    assert tokens(made) == [packed(["x€" * 95, "y" * 190], library), packed(["x€" * 5, "y" * 10], library)]
+    # 330 bytes without their last 16 end at 314, within the 105th "€", which ends at 315
+    assert tokens(made) == [packed(["€" * 105, "y" * 190], library), packed(["€" * 5, "y" * 10], library)]
     assert made.split == "the last 5% of each document" and made.num_replaced == 0
 
 

@@ -108,3 +108,14 @@ def test_a_depth_that_is_none_names_the_nearest():
         resnet(51, images="imagenet")
     with pytest.raises(UserError, match="multiple of 8; expected 128"):
         equal_stages(130)
+
+
+def test_sides_halve_from_stage_to_stage():
+    """Table 1 of He et al. 2015 ends at 7x7 for images of 224x224, section 4.2 at 8x8 for 32x32."""
+    with torch.device("meta"):
+        for model, side, expected in [
+            (resnet(50, images="imagenet"), 224, (1, 2048, 7, 7)),
+            (equal_stages(16), 224, (1, 512, 7, 7)),
+            (resnet(20), 32, (1, 64, 8, 8)),
+        ]:
+            assert model.blocks(model.stem(torch.zeros(1, 3, side, side))).shape == expected

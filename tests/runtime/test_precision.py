@@ -68,7 +68,7 @@ CASES = {"net": (Net, tokens), "conv": (Conv, images)}
 
 
 class Recipe:
-    """Plain PyTorch. model: fp32, its parameters the master weights; a copy in `dtype` computes. scale: a loss scale that follows GradScaler's rule."""
+    """Plain PyTorch. model: fp32, its parameters the master weights; a copy in `dtype` computes. scale: a loss scale by GradScaler's rule."""
 
     def __init__(self, model, dtype, make, *, clip=None, scale=1.0, grad_dtype=None, interval=2000):
         self.master, self.dtype, self.clip, self.scale, self.grad_dtype = model, dtype, clip, scale, grad_dtype or dtype
@@ -321,7 +321,7 @@ def test_values_changed_in_the_model_are_followed(start):
 
 def test_refused_by_name():
     model = Net().bfloat16()
-    with pytest.raises(UserError, match="bfloat16.*float32 model"):
+    with pytest.raises(UserError, match=r"bfloat16.*float32 model"):
         ph.plan(model, tokens(), optimizer=adamw(model.parameters()), precision="fp16")
     step = ph.compile(fresh := Net(), ph.plan(fresh, tokens(), optimizer=adamw(fresh.parameters()), precision="fp16"))
     step.loss_scale.value = 1000.0

@@ -48,7 +48,7 @@ class FakeStep:
     def __init__(self, engine, model, plan):
         self.engine, self.model, self.optimizer = engine, model, plan.options["optimizer"]
         self.clip_norm = plan.options["clip_norm"]
-        self.last = FakeLast()
+        self.last, self.loss_scale = FakeLast(), None
 
     def __call__(self, batch, measure_outside=False):
         self.engine.batches.append(batch)

@@ -107,7 +107,8 @@ _BOTH: dict[str, Any] = {
 _BOTH_64 = {**_BOTH, "max_position_embeddings": 64}
 _T5: dict[str, Any] = {"vocab_size": VOCAB, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 _VISION: dict[str, Any] = {
-    "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8, "num_labels": 10,
+    "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8,
+    "num_labels": 10,
 }  # fmt: skip
 _STAGES: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 10}
 _WAVE: dict[str, Any] = {
@@ -177,7 +178,8 @@ def _encoders() -> list[Architecture]:
     return [
         one("BertForMaskedLM", "BertConfig", **_ENCODER),
         one("RobertaForMaskedLM", "RobertaConfig", **_ENCODER),
-        one("DistilBertForMaskedLM", "DistilBertConfig", vocab_size=VOCAB, dim=WIDTH, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64),
+        one("DistilBertForMaskedLM", "DistilBertConfig", vocab_size=VOCAB, dim=WIDTH, n_layers=2, n_heads=4, hidden_dim=64,
+            max_position_embeddings=64),
         one("AlbertForMaskedLM", "AlbertConfig", **_ENCODER, embedding_size=16, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
         one("ElectraForMaskedLM", "ElectraConfig", **_ENCODER, embedding_size=16),
         one("DebertaForMaskedLM", "DebertaConfig", **disentangled),

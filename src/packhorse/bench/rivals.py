@@ -1,4 +1,4 @@
-"""The contestants of `packhorse bench step`: the same model, batch, optimizer and starting weights, each as a function that takes one step."""
+"""The contestants of the benchmarks: the same model, batch, optimizer and starting weights, each as a function that takes one step."""
 
 import copy
 from collections.abc import Callable
@@ -28,21 +28,21 @@ def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.loss
 
 
-def eager(model: GPT, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
-    """Plain PyTorch, gradients kept allocated between steps."""
-    return _eager(copy.deepcopy(model), batch, lambda m: m)
+def eager(model: torch.nn.Module, batch: dict[str, torch.Tensor], set_to_none: bool = False) -> Callable[[], Any]:
+    """Plain PyTorch; gradients stay allocated between steps unless `set_to_none`."""
+    return _eager(copy.deepcopy(model), batch, lambda m: m, set_to_none)
 
 
-def compiled(model: GPT, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
+def compiled(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], Any]:
     """The same loop with the model through torch.compile (inductor; needs a C++ compiler)."""
-    return _eager(copy.deepcopy(model), batch, torch.compile)
+    return _eager(copy.deepcopy(model), batch, torch.compile, False)
 
 
-def _eager(model: GPT, batch: dict[str, torch.Tensor], wrap: Callable) -> Callable[[], Any]:
+def _eager(model: torch.nn.Module, batch: dict[str, torch.Tensor], wrap: Callable, set_to_none: bool) -> Callable[[], Any]:
     optimizer, forward = _optimizer(model), wrap(model)
 
     def step() -> Any:
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=set_to_none)
         loss = forward(**batch)
         loss.backward()
         optimizer.step()
@@ -51,7 +51,7 @@ def _eager(model: GPT, batch: dict[str, torch.Tensor], wrap: Callable) -> Callab
     return step
 
 
-def planned(model: GPT, batch: dict[str, torch.Tensor]) -> tuple[Callable[[], Any], Any]:
+def planned(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[Callable[[], Any], Any]:
     """packhorse, keeping everything; also the compiled step."""
     mine = copy.deepcopy(model)
     plan = packhorse.plan(mine, batch, optimizer=_optimizer(mine), recompute="none")

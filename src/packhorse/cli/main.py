@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from packhorse.cli.benches import NAMES, run_bench
 from packhorse.cli.ckpt import app as ckpt_app
 from packhorse.errors import UserError
 
@@ -120,12 +121,10 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="step, layout or gpu")],
+    name: Annotated[str, typer.Argument(help=", ".join(NAMES))],
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark. What follows NAME goes to the benchmark itself."""
-    from packhorse.cli.benches import run_bench
-
     raise typer.Exit(run_bench(name, context.args, as_json=as_json))
 
 

@@ -44,9 +44,8 @@ class Corpus:
 
     def describe(self) -> str:
         """One line: how much there is, and how it is split."""
-        documents = (
-            "" if self.num_documents is None else f"{self.num_documents:,} {'files' if self.split.endswith(('file', 'files')) else 'documents'}, "
-        )
+        num = self.num_documents
+        documents = "" if num is None else f"{num:,} document{'s' * (num != 1)}, "
         replaced = f"; {self.num_replaced:,} characters stand for bytes that are not UTF-8" if self.num_replaced else ""
         train, validation = len(self.train), len(self.validation)
         return f"{documents}{train:,} {self.unit}s to train on, {validation:,} to validate ({self.split}){replaced}"

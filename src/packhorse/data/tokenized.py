@@ -132,7 +132,7 @@ def _make(texts: Texts, folder: Path, report: Report) -> Tokenized:
         raise
     found = Tokenized(folder=place, **made)
     report.say(
-        f"tokenized {found.num_documents:,} documents, {format_bytes(found.num_bytes)}, into {found.num_train + found.num_validation:,} tokens, "
+        f"tokenized {found.num_documents:,} document{'s' * (found.num_documents != 1)}, {format_bytes(found.num_bytes)}, into {found.num_train + found.num_validation:,} tokens, "
         f"kept in {place}"
     )
     return found

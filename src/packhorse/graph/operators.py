@@ -91,6 +91,14 @@ def _norm_scratch(node: Node, values: dict) -> int:
     return 64 * -(-8 * len(given) // 64) + max(widened, default=0)
 
 
+def _safe_softmax_scratch(node: Node, values: dict) -> int:
+    """The largest number of each row, and whether it is -infinity."""
+    x, out = values[node.args[0].name], node.outputs[0]  # type: ignore[union-attr]
+    rows = x.num_elements // max(x.shape[node.args[1]] if x.shape else 1, 1)  # type: ignore[index]
+    assert out is not None
+    return rows * (ITEMSIZE[x.dtype] + 1)
+
+
 def _follow_scratch(node: Node, values: dict) -> int:
     """A chunk in each of the two dtypes, and its truth values."""
     master, copy = (values[arg.name] for arg in node.args)  # type: ignore[union-attr]
@@ -142,6 +150,7 @@ OPERATORS: dict[str, Operator] = {
     # softmax and the losses
     "aten._softmax.default": Operator("out", in_place=(0,)),
     "aten._log_softmax.default": Operator("out", in_place=(0,)),
+    "aten._safe_softmax.default": Operator("out", scratch=_safe_softmax_scratch),
     "aten._softmax_backward_data.default": Operator("out", in_place=(0, 1)),
     "aten._log_softmax_backward_data.default": Operator("out", in_place=(0, 1)),
     "aten.nll_loss_forward.default": Operator("out"),
@@ -153,6 +162,11 @@ OPERATORS: dict[str, Operator] = {
     # reductions
     "aten.sum.dim_IntList": Operator("out"),
     "aten.mean.dim": Operator("out"),
+    "aten.sum.default": Operator("out"),
+    "aten.mean.default": Operator("out"),
+    "aten.cumsum.default": Operator("out"),
+    "aten.max.dim": Operator("out"),
+    "aten.min.dim": Operator("out"),
     "aten.amax.default": Operator("out"),
     "aten.amin.default": Operator("out"),
     # data movement
@@ -168,6 +182,17 @@ OPERATORS: dict[str, Operator] = {
     "aten.cat.default": Operator("out"),
     "aten.stack.default": Operator("out"),
     "aten.gather.default": Operator("out"),
+    "aten.scatter.src": Operator("out"),
+    "aten.scatter.value": Operator("out"),
+    "aten.scatter_add.default": Operator("out"),
+    "aten.index.Tensor": Operator("copy"),  # what it needs to expand the indices
+    "aten.index_put.default": Operator("copy", in_place=(0,)),
+    "aten.constant_pad_nd.default": Operator("out"),
+    "aten.empty.memory_format": Operator("out"),
+    "aten.empty_like.default": Operator("out", unread=(0,)),
+    "aten.new_empty.default": Operator("out", unread=(0,)),
+    "aten.new_empty_strided.default": Operator("out", unread=(0,)),
+    "aten.rsub.Scalar": Operator("out", in_place=(0,)),
     "aten.index_select.default": Operator("out"),
     "aten.embedding.default": Operator("out"),
     "aten.embedding_dense_backward.default": Operator("out"),

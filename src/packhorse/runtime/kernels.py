@@ -64,6 +64,54 @@ def relu(outs, scratch, x: Tensor, *_: Any) -> None:
     torch.clamp_min(x, 0, out=outs[0])
 
 
+def safe_softmax(outs, scratch, x: Tensor, dim: int, dtype: Any = None) -> None:
+    """Softmax, but zero in rows that are -infinity throughout (the operator itself needs a tensor of truth values as large as x)."""
+    largest = x.select(dim, 0).unsqueeze(dim)
+    top = scratch[: largest.numel() * x.element_size()].view(x.dtype).view(largest.shape)
+    masked = scratch[top.numel() * x.element_size() :][: top.numel()].view(torch.bool).view(largest.shape)
+    torch.amax(x, dim, keepdim=True, out=top)
+    torch.eq(top, -torch.inf, out=masked)
+    torch.softmax(x, dim, dtype=dtype, out=outs[0])
+    outs[0].masked_fill_(masked, 0.0)
+
+
+def constant_pad(outs, scratch, x: Tensor, pad: tuple[int, ...], value: Any = 0) -> None:
+    """pad: (before, after) of the last dim, of the one before it, ...; negative ones cut."""
+    out = outs[0].fill_(value)
+    inner = x
+    for index in range(len(pad) // 2):
+        before, after, dim = pad[2 * index], pad[2 * index + 1], x.dim() - 1 - index
+        inner = inner.narrow(dim, max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0))
+        out = out.narrow(dim, max(before, 0), inner.shape[dim])
+    out.copy_(inner)
+
+
+def index_put(outs, scratch, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> None:
+    """x with values put, or added, at the indices."""
+    aten.index_put_(_own(outs[0], x), indices, values, accumulate)
+
+
+def uninitialised(outs, scratch, *_: Any, **__: Any) -> None:
+    """empty and its kin: whatever lies there."""
+
+
+def rsub(outs, scratch, x: Tensor, other: Any, alpha: Any = 1) -> None:
+    """other - alpha * x."""
+    if alpha == 1 and x.dtype == outs[0].dtype:
+        torch.neg(x, out=outs[0]).add_(other)
+    else:
+        outs[0].copy_(aten.rsub.Scalar(x, other, alpha))
+
+
+def of_all(function: Callable) -> Recipe:
+    """sum and mean of every element: those over an empty list of dims, which have an `out=` of their own."""
+
+    def recipe(outs, scratch, x: Tensor, *, dtype: Any = None) -> None:
+        function(x, [], False, dtype=dtype, out=outs[0])
+
+    return recipe
+
+
 def with_scalar(function: Callable) -> Recipe:
     """add, sub, mul, div of a tensor and a number: the Tensor overload wraps the number as eager does."""
 
@@ -268,6 +316,15 @@ RECIPES: dict[str, Recipe] = {
     **_SCALAR,
     **_FILL,
     "aten.relu.default": relu,
+    "aten._safe_softmax.default": safe_softmax,
+    "aten.constant_pad_nd.default": constant_pad,
+    "aten.index_put.default": index_put,
+    **dict.fromkeys(
+        [f"aten.{n}" for n in ("empty.memory_format", "empty_like.default", "new_empty.default", "new_empty_strided.default")], uninitialised
+    ),
+    "aten.rsub.Scalar": rsub,
+    "aten.sum.default": of_all(aten.sum.IntList_out),
+    "aten.mean.default": of_all(aten.mean.out),
     "aten.clone.default": copy_into,
     "aten._to_copy.default": copy_into,
     "aten.lift_fresh_copy.default": copy_into,

@@ -65,6 +65,7 @@ class Step:
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
+        self._write_scale()
         self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
@@ -141,7 +142,9 @@ class Step:
             measured["norm"] = self.bound[("norm",)].run({})
             finite = finite and math.isfinite(self.metrics["grad_norm"].item())
         self._skipped = self.loss_scale is not None and not finite
-        if not self._skipped:
+        if self._skipped:
+            self.ran.remove(("update",))
+        else:
             measured["update"] = self.bound[("update",)].run({})
         if self.loss_scale is not None:
             self.loss_scale.update(self._skipped)
@@ -373,8 +376,8 @@ class Step:
         saved_scheduler = meta.get("scheduler", {"class": "no scheduler"})
         if self.scheduler is not None and meta["num_steps"] and saved_scheduler["class"] != type(self.scheduler).__name__:
             raise CheckpointError(
-                f"the checkpoint was saved with {saved_scheduler['class']}, and this step has {type(self.scheduler).__name__}, which would start anew "
-                f"at step {meta['num_steps']}; go on with the scheduler of then, or compile without one, load, and call its step() yourself"
+                f"the checkpoint was saved with {saved_scheduler['class']}, and this step has {type(self.scheduler).__name__}, which would start "
+                f"anew at step {meta['num_steps']}; go on with the scheduler of then, or compile without one, load, and call its step() yourself"
             )
         own, _ = self.training_state()
         with torch.no_grad():

@@ -5,6 +5,7 @@ B micro_batch_size, T seq_len.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,11 @@ from packhorse.models.gpt import gpt
 from packhorse.models.lstm import LSTM
 from packhorse.models.sizes import Size, find_size
 from packhorse.train.config import Config
-from packhorse.train.engine import Batch, Engine, Plan
+from packhorse.train.engine import Batch, Engine, Plan, Step
 from packhorse.train.optimizer import make_optimizer
 from packhorse.train.task import named, objective_of, posed, source_of, vocab_of
+
+_GRADIENTS = {"same": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_model(config: Config, device: str = "cpu") -> nn.Module:
@@ -86,9 +89,19 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         optimizer=optimizer,
         clip_norm=config.optimizer.clip_norm,
         num_micro_batches=config.data.num_micro_batches,
+        precision=config.precision.compute,
+        grad_dtype=_GRADIENTS[config.precision.gradients],
         recompute=config.memory.recompute,
         budget=config.memory.budget,
     )
+
+
+def build_step(config: Config, engine: Engine, model: nn.Module, plan: Plan, scheduler: Any) -> Step:
+    """The compiled step, with the loss scale of [precision] where it has one."""
+    step = engine.compile(model, plan, scheduler)
+    if step.loss_scale is not None:
+        step.loss_scale.value, step.loss_scale.growth_interval = config.precision.loss_scale, config.precision.growth_interval
+    return step
 
 
 def model_vocab(config: Config) -> int | None:

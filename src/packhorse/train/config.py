@@ -1,5 +1,6 @@
 """The settings of a run: what a configuration file may say, and what each key means. No torch."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -101,7 +102,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """[data]: `corpus` is "stdlib", a folder of text and JSONL, a text or JSONL file, or a file of token numbers (.bin, dtype `token_dtype`).
+    """[data]: `corpus` is "stdlib", a folder of text and JSONL, a text or JSONL file, or token numbers of dtype `token_dtype`: a file (.bin), or a
+    folder with train.bin and val.bin.
 
     tokenizer: "bytes", or a Hugging Face tokenizer.json (or the folder that holds one). field: the key of the text in a line of JSONL.
     order: "random" draws windows with replacement; "epochs" takes each window once an epoch, in an order that is a function of (seed, epoch).
@@ -135,6 +137,13 @@ class PrecisionConfig:
     gradients: Literal["same", "fp32", "bf16", "fp16"] = "same"
     loss_scale: float = _setting(65536.0, least=1)
     growth_interval: int = _setting(2000, least=1)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a loss scale that would round what it scales."""
+        if math.frexp(self.loss_scale)[0] != 0.5:
+            raise ConfigError(
+                f"precision.loss_scale = {self.loss_scale} is not a power of two such as 65536.0, so it would round gradients; make it one"
+            )
 
 
 # optimizer.kind -> the keys that mean something for it, beside lr and clip_norm, and their defaults

@@ -38,12 +38,28 @@ class LastStep(Protocol):
     @property
     def clipped_norm(self) -> float | None: ...
 
+    @property
+    def loss_scale(self) -> float | None: ...
+
+    @property
+    def skipped(self) -> bool: ...
+
+
+class LossScale(Protocol):
+    """The loss scale of fp16: a power of two, and after how many steps without an overflow it is doubled."""
+
+    value: float
+    growth_interval: int
+
 
 class Step(Protocol):
     """A compiled step: call it with a batch for one optimizer step and its loss."""
 
     @property
     def last(self) -> LastStep: ...
+
+    @property
+    def loss_scale(self) -> LossScale | None: ...
 
     def __call__(self, batch: Batch, measure_outside: bool = False) -> Tensor: ...
 

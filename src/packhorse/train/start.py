@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from packhorse.data import Corpus, load_corpus, needs_tokenizing
-from packhorse.train.build import build_model, build_optimizer, build_plan, model_vocab, training_batch, validation_batches
+from packhorse.train.build import build_model, build_optimizer, build_plan, build_step, model_vocab, training_batch, validation_batches
 from packhorse.train.config import Config
 from packhorse.train.config_file import format_config
 from packhorse.train.console import Console
@@ -44,7 +44,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
         console.say(f"dry run: nothing was trained or written; the run would start {f'from {checkpoint}' if checkpoint else 'at step 1'}")
         return 0
     with folder.locked():
-        step = engine.compile(model, plan, scheduler)
+        step = build_step(config, engine, model, plan, scheduler)
         step_tokens = config.data.global_batch_size * config.data.seq_len
         meter = Meter(step_tokens=step_tokens, step_flops=plan.flops, peak_flops=config.run.peak_flops)
         trainer = Trainer(config, corpus=corpus, folder=folder, step=step, optimizer=optimizer, meter=meter, console=console, trace_nan=trace_nan)

@@ -143,9 +143,9 @@ class Trainer:
         self.steps_done += 1
         self.steps_here += 1
         last = self.step.last
-        loss_scale = getattr(last, "loss_scale", None)
-        if getattr(last, "skipped", False):
-            self._console.say(f"step {self.steps_done} skipped: gradients overflowed at loss scale {loss_scale:g}")
+        loss_scale = last.loss_scale
+        if last.skipped:
+            self._console.say(f"step {self.steps_done} skipped: gradients overflowed at loss scale {loss_scale:.0f}")
         record = {
             "kind": "step",
             "step": self.steps_done,
