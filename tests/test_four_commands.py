@@ -78,3 +78,20 @@ def test_train_resume_export_reload(tmp_path, text, tokenizer):
 def test_the_example_is_the_one_that_its_files_say():
     config = json.loads((EXAMPLES / "hf" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"] and config["vocab_size"] == 256  # one for each byte
+
+
+def test_the_commands_as_the_readme_shows_them(tmp_path, monkeypatch):
+    """Each line between the markers, in a folder that holds what a clone does."""
+    root = EXAMPLES.parent
+    block = (root / "README.md").read_text().split("<!-- four commands: begin -->")[1].split("<!-- four commands: end -->")[0]
+    lines = [line.split()[1:] for line in block.splitlines() if line.startswith("packhorse ")]
+    assert [words[0] for words in lines] == ["train", "train", "ckpt", "ckpt"]
+    for name in ("examples", "docs"):
+        (tmp_path / name).symlink_to(root / name)
+    monkeypatch.chdir(tmp_path)
+    outputs = [command(*words) for words in lines]
+    assert "resumed from" in outputs[1] and "bit for bit" in outputs[2]
+    trained = read_checkpoint(tmp_path / "runs/hf/checkpoints/step-60")[0]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "runs/hf-out")
+    assert all(torch.equal(tensor, trained[f"param/{name}"]) for name, tensor in loaded.named_parameters())
+    assert (tmp_path / "runs/again/config.toml").exists()

@@ -135,6 +135,9 @@ def test_bit_equal_to_the_recipe(case, precision, clip, micros):
         assert abs(step(given).item() - loss) <= 1e-6 * (micros > 1) and step.last.skipped == overflow
     assert all(torch.equal(a, b) for a, b in zip(mine.state_dict().values(), by_hand.state_dict().values()))
     assert all(p.dtype == torch.float32 for p in mine.parameters())
+    if clip is None:  # the last step's gradients, unscaled
+        grads = step.grads()
+        assert all(torch.equal(grads[name].float(), p.grad) for name, p in by_hand.named_parameters())
     assert step.ledger().measured_peak_bytes == step.ledger().predicted_peak_bytes
 
 

@@ -3,6 +3,7 @@
 A dict calls model(**batch), a tuple model(*batch), a tensor model(batch); a list is micro-batches, always.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,11 @@ def micro_batches(batch: Any, num_micro_batches: int) -> list[Any]:
 
 
 def canonical(batch: Any) -> Any:
-    """The batch with its keyword arguments in order of name: {"y": ..., "x": ...} is the same batch as {"x": ..., "y": ...}."""
-    return {key: batch[key] for key in sorted(batch, key=str)} if isinstance(batch, dict) else batch
+    """The batch with its keyword arguments in order of name, as a dict: {"y": ..., "x": ...} is the same batch as {"x": ..., "y": ...}.
+
+    Any mapping will do, such as what a Hugging Face tokenizer returns.
+    """
+    return {key: batch[key] for key in sorted(batch, key=str)} if isinstance(batch, Mapping) else batch
 
 
 def check_like(planned: Signature, given: Signature) -> None:

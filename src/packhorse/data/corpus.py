@@ -12,18 +12,16 @@ from typing import Literal
 import numpy as np
 
 from packhorse.data.documents import JSONL, STDLIB, Document, blocks, documents, no_text, root_of, text_files
-from packhorse.data.split import choose_split, goes_to_validation
+from packhorse.data.split import VALIDATION_SHARE, choose_split, goes_to_validation
 from packhorse.data.token_file import SUFFIX, TokenDtype, TokenFile, Tokens, open_token_file, require_unchanged
 from packhorse.data.tokenized import TRAIN, VALIDATION, Report, Texts, Tokenized, find_tokenized, tokenize
 from packhorse.data.tokenizer import BYTES, HuggingFace, load_tokenizer
 from packhorse.errors import DataError
 
-_VALIDATION_SHARE = 0.05
-
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of the two splits, arrays of shape (num_train,) and (num_validation,) in uint8, uint16 or uint32; no document lies in both.
+    """Tokens of the two splits, arrays of shape (num_train,) and (num_validation,) in uint8, uint16 or uint32; no text lies in both.
 
     `digest` is a SHA-256: two corpora with the same digest give the same batches. It is over every token of a text, and over a sample of the
     files where `data.corpus` is token files (`TokenFile.digest`).
@@ -119,8 +117,8 @@ def _from_token_files(source: str, paths: list[Path], dtype: TokenDtype, tokeniz
     if len(files) == 2:
         return Corpus(source, files[0].tokens, files[1].tokens, None, digest, f"{TRAIN} and {VALIDATION}", "token", vocab, files=files)
     tokens = files[0].tokens
-    cut = len(tokens) - int(len(tokens) * _VALIDATION_SHARE)
-    return Corpus(source, tokens[:cut], tokens[cut:], None, digest, f"the last {_VALIDATION_SHARE:.0%}", "token", vocab, files=files)
+    cut = len(tokens) - int(len(tokens) * VALIDATION_SHARE)
+    return Corpus(source, tokens[:cut], tokens[cut:], None, digest, f"the last {VALIDATION_SHARE:.0%}", "token", vocab, files=files)
 
 
 def _from_tokenized(source: str, made: Tokenized, vocab: int) -> Corpus:

@@ -131,10 +131,9 @@ def _make(texts: Texts, folder: Path, report: Report) -> Tokenized:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     found = Tokenized(folder=place, **made)
-    report.say(
-        f"tokenized {found.num_documents:,} document{'s' * (found.num_documents != 1)}, {format_bytes(found.num_bytes)}, into {found.num_train + found.num_validation:,} tokens, "
-        f"kept in {place}"
-    )
+    documents = f"{found.num_documents:,} document{'s' * (found.num_documents != 1)}"
+    num_tokens = found.num_train + found.num_validation
+    report.say(f"tokenized {documents}, {format_bytes(found.num_bytes)}, into {num_tokens:,} tokens, kept in {place}")
     return found
 
 

@@ -341,8 +341,11 @@ class Step:
         )
 
     def grads(self) -> dict[str, Tensor]:
-        """name -> full unclipped gradient of the last step (copies)."""
-        return {name: tensor.clone() for name, tensor in views(self.persistent, self.runs, "grad").items()}
+        """name -> full unclipped gradient of the last step (copies). With a loss scale they are unscaled, and in fp32, where small ones keep their bits."""
+        kept = views(self.persistent, self.runs, "grad").items()
+        if self.loss_scale is None:
+            return {name: tensor.clone() for name, tensor in kept}
+        return {name: tensor.float() * self.metrics["inverse_scale"] for name, tensor in kept}
 
     def state_dict(self) -> dict[str, Tensor]:
         """name -> full parameter or buffer on the host (copies), with the model's own names."""

@@ -7,13 +7,15 @@ from packhorse.train.config import Config
 from packhorse.train.console import Console
 from packhorse.train.metrics import MetricsFile, Record, read_metrics
 from packhorse.train.plot import plot_losses
+from packhorse.train.task import objective_of
 
 ORDERS = (1, 2, 3)
 
 
 def counting_on_validation(config: Config, corpus: Corpus) -> dict[int, float]:
-    """Order -> nats/byte of the counting model on exactly the bytes that the validation loss is a mean of; empty where tokens are not bytes."""
-    if corpus.unit != "byte":
+    """Order -> nats/byte of the counting model on exactly the bytes that the validation loss is a mean of; empty where tokens are not bytes, or
+    where hidden ones are predicted from both sides, which a counting model does not do."""
+    if corpus.unit != "byte" or objective_of(config.model) == "masked":
         return {}
     num_samples = config.run.eval_batches * config.data.micro_batch_size
     starts = validation_starts(corpus.validation, num_samples, config.data.seq_len)
