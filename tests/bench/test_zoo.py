@@ -1,4 +1,4 @@
-"""A cover of the zoo (every family, 51 of its architectures; `packhorse bench zoo` runs all): bit-equal and exact, or refused with line and reason."""
+"""A cover of the zoo (every family; `packhorse bench zoo` runs all): bit-equal and exact, or refused with line and reason."""
 
 import re
 import statistics

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import packhorse as ph
-from packhorse.errors import CaptureError
+from packhorse.errors import CaptureError, UserError
 
 pytestmark = pytest.mark.cpu
 
@@ -122,7 +122,26 @@ class Asks(nn.Module):
         return self.linear(x).mean() * (2.0 if self.question(x, n) else 1.0)
 
 
+def _filled(function):
+    """A question about a tensor that is known until `function` writes something unknown to it."""
+
+    def ask(x, n):
+        known = torch.zeros(2)
+        function(known, x)
+        return (known < 0.5).any()
+
+    return ask
+
+
 REFUSED = {
+    "drawn in place": _filled(lambda known, x: known.normal_()),
+    "drawn into": _filled(lambda known, x: torch.randn(2, out=known)),
+    "dropped in place": _filled(lambda known, x: F.dropout(known, inplace=True)),
+    "written by out=": _filled(lambda known, x: torch.add(x[0, :2].detach(), 0, out=known)),
+    "written through a view": _filled(lambda known, x: known.view_as(x[0, :2]).copy_(x[0, :2].detach())),
+    "written by a foreach": _filled(lambda known, x: torch._foreach_add_([torch.zeros(2), known], [x[0, :2].detach(), x[1, :2].detach()])),
+    "a draw that was changed": lambda x, n: torch.rand([]).mul_(10) < 1,
+    "two draws": lambda x, n: (torch.rand(2) < 1).all(),
     "a float": lambda x, n: x.sum() > 0,
     "a number taken out": lambda x, n: n.max().item() > 3,
     "an activation": lambda x, n: (x * 2).max() > 0,
@@ -144,8 +163,17 @@ ANSWERED = {
     "changed in place": lambda x, n: n.clone().add_(torch.ones_like(n)).ge(4).any(),
     "through floats": lambda x, n: (n.float() / 2).sum() >= 2.5,
     "a view that is written": lambda x, n: _written(n),
+    "a view of what out= wrote": lambda x, n: _tripled(n),
+    "membership": lambda x, n: 3 in n,
     "is_nonzero": lambda x, n: torch.is_nonzero(n.sum() - 3),
 }
+
+
+def _tripled(n):
+    known = n.clone()
+    view = known[1:]
+    torch.mul(known, 3, out=known)
+    return (view > 3).any()
 
 
 def _written(n):
@@ -199,3 +227,71 @@ def test_the_loss_may_ask_as_well():
         batch = (torch.randn(3, 8), torch.tensor(labels))
         wanted = loss(copy.deepcopy(model)(*batch), batch).item()
         assert step(batch).item() == wanted
+
+
+def test_asking_under_autocast_is_repeated_under_autocast():
+    """A product of masks rounds otherwise in 16 bits: 257 is no bfloat16."""
+
+    def question(x, n):
+        with torch.autocast("cpu", torch.bfloat16):
+            return ((n.float()[:, None] @ torch.ones(1, 1))[0, 0] == 256).any()
+
+    batches = [(torch.randn(2, 8), torch.tensor(n)) for n in ([257, 0], [256, 1], [300, 0])]
+    step = both(Asks(question), batches)
+    assert sum(key[0] == "first" for key in step.planned) == 2
+
+
+def test_equal_questions_are_asked_once_and_nothing_is_kept():
+    """As many layers each make the same mask: the replay makes it once, and lets each tensor go after its last reader."""
+
+    def question(x, n):
+        return all(bool((n > 0).all() and (n < 9).all()) for _ in range(12))
+
+    step = both(Asks(question), [(torch.randn(2, 8), torch.tensor([1, 2])), (torch.randn(2, 8), torch.tensor([3, 2]))])
+    asked = step.job.questions
+    assert len(asked.calls) == 6 and len(asked.asked) == 2  # two comparisons, two all(), two answers
+    assert sorted(slot for done in asked.done for slot in done) == sorted({*asked.leaves, *(s for call in asked.calls for s in call.results)})
+
+
+def test_a_question_that_fails_on_another_batch_is_another_answer():
+    question = lambda x, n: (torch.tensor([0, 1, 1, 0])[n] > 0).any()  # noqa: E731
+    step = both(Asks(question), [(torch.randn(2, 8), torch.tensor([1, 2])), (torch.randn(2, 8), torch.tensor([0, 3]))])
+    with pytest.raises(CaptureError, match="out of bounds"):
+        step((torch.randn(2, 8), torch.tensor([1, 9])))
+
+
+def test_a_loss_of_another_dtype_is_refused_before_it_runs():
+    class Widens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, mask):
+            loss = self.linear(x).square().mean()
+            return loss if mask.all() else loss.double()
+
+    model, x = Widens(), torch.randn(2, 8)
+    full, none = torch.ones(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    step = ph.compile(model, ph.plan(model, (x, full), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    before = copy.deepcopy(model.state_dict())
+    for run in (step, step.evaluate):
+        with pytest.raises(CaptureError, match=r"f64\[\], planned as f32"):
+            run((x, none))
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    step((x, full))
+
+
+def test_an_assertion_of_the_model_stays():
+    """F.one_hot checks its labels without giving anything."""
+
+    class Hot(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x, y):
+            return (self.linear(x) * F.one_hot(y, 4)).sum()
+
+    step = both(Hot(), [(torch.randn(2, 8), torch.tensor([1, 3])), (torch.randn(2, 8), torch.tensor([0, 2]))])
+    with pytest.raises(UserError, match="_assert_async"):
+        step((torch.randn(2, 8), torch.tensor([0, 5])))

@@ -355,3 +355,95 @@ def test_an_evaluation_sees_the_present_values():
             p.data = p.data.bfloat16()
         wanted = by_hand(**batch).float().item()
     assert step.evaluate(batch) == wanted
+
+
+def test_memory_is_exact_where_master_weights_follow():
+    """What follows needs scratch, which is the largest of all here."""
+    model = nn.Linear(16, 16, bias=False).bfloat16()
+    plan = ph.plan(model, torch.randn(2, 16), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda y, _: y.mean(), precision="bf16")
+    assert plan.arena_bytes == plan.programs["agree"].arena_bytes
+    step = ph.compile(model, plan)
+    step(torch.randn(2, 16))
+    assert step.ledger().measured_peak_bytes == step.ledger().predicted_peak_bytes == plan.peak_bytes
+
+
+def test_gradients_that_overflow_for_ever_end_the_run():
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return (self.w * x).float().sum() * 1e9 - (self.w * x).detach().float().sum() * 1e9  # a loss of 0
+
+    model = Steep()
+    step = ph.compile(model, ph.plan(model, torch.ones(4), optimizer=adamw(model.parameters()), precision="fp16"))
+    with pytest.raises(NonFiniteError, match="norm of the gradients is inf at a loss scale of 1,"):
+        for _ in range(20):
+            step(torch.ones(4))
+    assert torch.equal(model.w, torch.ones(4)) and step.loss_scale.value == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, 1000.0, float("inf"), float("nan"), 2.0**127, 0.5, "x", None, True])
+def test_a_loss_scale_that_is_none_is_refused(value):
+    model = Net()
+    step = ph.compile(model, ph.plan(model, tokens(), optimizer=adamw(model.parameters()), precision="fp16"))
+    step.loss_scale.value = value
+    with pytest.raises(UserError, match="power of two"):
+        step(tokens())
+
+
+def test_gradients_stay_what_they_were_after_a_trace():
+    torch.manual_seed(0)
+    model, batch = Net(), tokens()
+    step = ph.compile(model, ph.plan(model, batch, optimizer=adamw(model.parameters()), precision="fp16"))
+    step.loss_scale.growth_interval = 1  # the scale of the next step is another one
+    step(batch)
+    before = step.grads()
+    step.trace_nonfinite(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), step.grads().values()))
+
+
+def test_softmax_inside_multi_head_attention_is_an_island():
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    batch = {"query": torch.randn(2, 5, 8), "key": torch.randn(2, 5, 8), "value": torch.randn(2, 5, 8)}
+    plan = ph.plan(model, batch, optimizer=adamw(model.parameters()), loss=lambda output, _: output[0].mean(), precision="bf16")
+    graph = plan.programs["first"].graph
+    dtypes = [node.outputs[0].dtype for node in graph.nodes if "softmax" in node.op]
+    assert dtypes and set(dtypes) == {"f32"}
+    assert "bf16" in {node.outputs[0].dtype for node in graph.nodes if node.op == "aten.bmm.default"}
+
+
+def test_a_gradient_that_is_the_seed_and_odd_sizes_in_the_norm():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p, self.q = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(7, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.p + self.q.sum().float() * x.mean()
+
+    model = Odd()
+    theirs, x = copy.deepcopy(model), torch.randn(3)
+    step = ph.compile(model, ph.plan(model, x, optimizer=adamw(model.parameters()), grad_dtype=torch.bfloat16, clip_norm=0.5))
+    optimizer = adamw(theirs.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        theirs(x).backward()
+        for p in theirs.parameters():
+            p.grad = p.grad.bfloat16().to(p.dtype)
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        optimizer.step()
+        step(x)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), theirs.parameters()))
+
+
+def test_a_float64_model_with_batch_norm():
+    torch.manual_seed(0)
+    model = Conv().double()
+    batch = images()
+    step = ph.compile(model, ph.plan(model, batch, optimizer=adamw(model.parameters()), precision="bf16"))
+    before = model.norm.running_mean.clone()
+    loss = step(batch)
+    assert torch.isfinite(loss) and not torch.equal(before, model.norm.running_mean) and model.norm.running_mean.dtype == torch.float64
+    assert all(p.dtype == torch.float64 for p in model.parameters())

@@ -24,9 +24,12 @@ from torch.utils import _pytree as pytree
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _RUNNING = (F.batch_norm, F.instance_norm)
-_NORMS = (*_RUNNING, F.layer_norm, F.rms_norm, F.group_norm, F.local_response_norm, F.normalize)
+_NORMS = (
+    *_RUNNING, F.layer_norm, F.rms_norm, F.group_norm, F.local_response_norm, F.normalize, torch.layer_norm, torch.group_norm, torch.rms_norm,
+)  # fmt: skip
 _SOFTMAX = (
-    F.softmax, F.log_softmax, F.softmin, torch.softmax, torch.log_softmax, torch.logsumexp, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp,
+    F.softmax, F.log_softmax, F.softmin, F.gumbel_softmax, torch.softmax, torch.log_softmax, torch.logsumexp, torch.special.softmax,
+    torch.special.log_softmax, torch.special.logsumexp, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp,
 )  # fmt: skip
 LOSSES = frozenset(
     {
@@ -70,15 +73,31 @@ class Islands(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in ISLANDS or not _is_widened(func, args, kwargs):
+        if func is F.multi_head_attention_forward:
+            with _softmax_of_functional(lambda *a, **k: self.__torch_function__(_SOFTMAX[0], (), a, k)):
+                return func(*args, **kwargs)
+        if not _is_island(func, args, kwargs):
             return func(*args, **kwargs)
         given = next((leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
-        args, kwargs = pytree.tree_map(_widened, (args, kwargs))
+        statistics = _statistics(args, kwargs) if func in _RUNNING else None
+        wide = torch.float32 if statistics is None else statistics.dtype
+        args, kwargs = pytree.tree_map(lambda leaf: leaf.to(wide) if _is_narrower(leaf, wide) else leaf, (args, kwargs))
         with torch.autocast(self.device_type, enabled=False):
             result = func(*args, **kwargs)
         if func in LOSSES or given is None or not is_narrow(given.dtype) or _asks_for_dtype(args, kwargs):
             return result
         return pytree.tree_map(lambda leaf: leaf.to(given.dtype) if isinstance(leaf, Tensor) else leaf, result)
+
+
+@contextmanager
+def _softmax_of_functional(island: Any) -> Iterator[None]:
+    """A function written in Python calls others unseen: multi-head attention its softmax, by its name in the module."""
+    functional: Any = F
+    kept, functional.softmax = functional.softmax, island
+    try:
+        yield
+    finally:
+        functional.softmax = kept
 
 
 @contextmanager
@@ -97,16 +116,19 @@ def computed_dtype(parameter: Tensor, compute: torch.dtype | None) -> torch.dtyp
     return compute if wider and compute is not None else parameter.dtype
 
 
-def _is_widened(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_island(func: Any, args: Any, kwargs: Any) -> bool:
     """Statistics kept in 16 bits are changed in place, which a widened copy of them would not be: such a norm stays as it is."""
-    if func not in _RUNNING:
-        return True
-    statistics = args[1] if len(args) > 1 else kwargs.get("running_mean")
-    return statistics is None or not is_narrow(statistics.dtype)
+    statistics = _statistics(args, kwargs) if func in _RUNNING else None
+    return func in ISLANDS and (statistics is None or not is_narrow(statistics.dtype))
 
 
-def _widened(leaf: Any) -> Any:
-    return leaf.float() if isinstance(leaf, Tensor) and is_narrow(leaf.dtype) else leaf
+def _statistics(args: Any, kwargs: Any) -> Tensor | None:
+    """The running mean of a batch norm."""
+    return args[1] if len(args) > 1 else kwargs.get("running_mean")
+
+
+def _is_narrower(leaf: Any, wide: torch.dtype) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.element_size() < wide.itemsize
 
 
 def _asks_for_dtype(args: Any, kwargs: Any) -> bool:

@@ -27,7 +27,7 @@ from packhorse.errors import CaptureError
 from packhorse.graph.ir import Value, contiguous_strides
 
 # What a user's model can raise while it is run on fake tensors.
-_MODEL_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError, ArithmeticError)
+_MODEL_ERRORS = (RuntimeError, SyntaxError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError, ArithmeticError)
 
 _DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
 
@@ -85,7 +85,7 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         def forward(self, *flat: torch.Tensor) -> torch.Tensor:
             exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
             rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
-            questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch))
+            questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch), device)
             with substituted(model, exchange), location.inside(model), questioner, computing_in(compute, device.type):
                 found = loss_of(call(model, rebuilt), rebuilt, loss)
                 found = found if compute is None else found.float()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from packhorse.graph.ir import Const, Graph, Node, Output, Ref, Value
+from packhorse.graph.ir import Const, Graph, Node, Output, Ref, Value, contiguous_strides
 
 
 def gradients_in(graph: Graph, dtype: str, constant: Const) -> Graph:
@@ -11,10 +11,12 @@ def gradients_in(graph: Graph, dtype: str, constant: Const) -> Graph:
     for out in graph.outputs:
         value = graph.values[out.name]
         if out.role == "grad" and value.dtype != dtype:
-            made = next(i for i, node in enumerate(nodes) if any(v is not None and v.name == out.name for v in node.outputs))
-            source = nodes[made]
-            kept = Value(f".kept.{out.target}", dtype, value.shape, value.strides)
-            converted = Node("aten._to_copy.default", (Ref(out.name),), (("dtype", constant),), (kept,), "backward", source.module, source.source)
+            # an input of the graph (a parameter that is added to the loss: its gradient is the seed) is made before all nodes
+            made = next((i for i, node in enumerate(nodes) if any(v is not None and v.name == out.name for v in node.outputs)), -1)
+            module, source = (nodes[made].module, nodes[made].source) if made >= 0 else ("", "")
+            strides = value.strides if value.is_dense else contiguous_strides(value.shape)
+            kept = Value(f".kept.{out.target}", dtype, value.shape, strides)
+            converted = Node("aten._to_copy.default", (Ref(out.name),), (("dtype", constant),), (kept,), "backward", module, source)
             nodes.insert(made + 1, converted)
             out = Output(kept.name, out.role, out.target)
         outputs.append(out)

@@ -8,7 +8,7 @@ of its optimizer states have the same offsets, so that an optimizer works on who
 from dataclasses import dataclass, replace
 
 from packhorse.graph.dtypes import ITEMSIZE
-from packhorse.graph.ir import Value
+from packhorse.graph.ir import Graph, Value
 from packhorse.units import align_up
 
 ALIGNMENT = 64
@@ -65,6 +65,19 @@ class Persistent:
             table[run.kind] = table.get(run.kind, 0) + run.num_bytes - run.padding_bytes
         table["padding"] = sum(run.padding_bytes for run in self.runs)
         return table
+
+
+def misfit(graph: Graph, persistent: Persistent) -> str:
+    """The first input or output of the graph whose dtype or size is not that of the place where it persists, in words; "" if all fit."""
+    homes = {(slot.role, slot.target): slot.value for run in persistent.runs for slot in run.slots}
+    ends = [(i.role, i.target, i.value) for i in graph.inputs] + [
+        (o.role, o.target, graph.values[o.name]) for o in graph.outputs if o.role != "random"
+    ]
+    for role, target, value in ends:
+        home = homes.get((role, target))
+        if home is not None and (home.dtype, home.num_elements) != (value.dtype, value.num_elements):
+            return f"the {target} is {value.dtype}{list(value.shape)}, planned as {home.dtype}{list(home.shape)}"
+    return ""
 
 
 def holds_models_own(run: Run) -> bool:

@@ -65,9 +65,11 @@ class BoundProgram:
                     step()
                     done += 1
         except (IndexError, RuntimeError, ValueError) as error:
-            self.slots.clear()
-            self.batch.clear()
             raise UserError(self._failure(done, error)) from error
+        finally:
+            if done < len(self.steps):
+                self.slots.clear()
+                self.batch.clear()
         high = self.arena.high_water(height, watch_all)
         if watch_all:
             self.seen_high_water = align_up(high or 0, ALIGNMENT)
@@ -157,7 +159,7 @@ class BoundProgram:
             results = kernel()
             if isinstance(results, Tensor):
                 results = (results,)
-            for operand, result in zip(outputs, results):
+            for operand, result in zip(outputs, results or ()):
                 if operand is not None and result is None:  # a gradient that the kernel saw nobody asked for
                     slots[operand.key] = torch.empty(0)
                 elif operand is not None:

@@ -66,6 +66,11 @@ def relu(outs, scratch, x: Tensor, *_: Any) -> None:
 
 def safe_softmax(outs, scratch, x: Tensor, dim: int, dtype: Any = None) -> None:
     """Softmax, but zero in rows that are -infinity throughout (the operator itself needs a tensor of truth values as large as x)."""
+    if x.numel() == 0:
+        return
+    if x.dim() == 0:  # one number: 1, or 0 for -infinity
+        outs[0].copy_(x != -torch.inf)
+        return
     largest = x.select(dim, 0).unsqueeze(dim)
     top = scratch[: largest.numel() * x.element_size()].view(x.dtype).view(largest.shape)
     masked = scratch[top.numel() * x.element_size() :][: top.numel()].view(torch.bool).view(largest.shape)
@@ -188,7 +193,7 @@ def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
         mask.fill_(True)
         return
     if p == 1:
-        out.zero_()
+        torch.mul(x, 0, out=out)  # NaN where x is not finite, as eager has it
         mask.fill_(False)
         return
     if x.is_cuda:  # the fused kernel draws in an order of its own
@@ -270,8 +275,8 @@ def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, traini
 
 def grad_norm(outs, scratch, grads: tuple[Tensor, ...], dtypes: tuple[str, ...]) -> None:
     """The 2-norm of the gradients' 2-norms, each taken in its own dtype of `dtypes` -> a scalar."""
-    norms = scratch.view(outs[0].dtype)[: len(grads)]
-    space = scratch[64 * -(-8 * len(grads) // 64) :]
+    begin = 64 * -(-8 * len(grads) // 64)
+    norms, space = scratch[:begin].view(outs[0].dtype)[: len(grads)], scratch[begin:]
     for index, (grad, name) in enumerate(zip(grads, dtypes)):
         if grad.dtype != LONG[name]:
             bytes_ = space[: grad.numel() * LONG[name].itemsize]

@@ -10,7 +10,7 @@ from typing import Any
 
 from packhorse.errors import UserError
 
-LEAST = 1.0
+LEAST, MOST = 1.0, 2.0**126
 
 
 @dataclass
@@ -22,11 +22,12 @@ class LossScale:
     good_steps: int = 0  # since the last change
 
     def check(self) -> None:
-        """Raises UserError unless the value is a power of two."""
-        if not (self.value > 0 and math.isfinite(self.value) and math.frexp(self.value)[0] == 0.5):
+        """Raises UserError unless the value is a power of two from LEAST to MOST."""
+        number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
+        if not (number and LEAST <= self.value <= MOST and math.frexp(self.value)[0] == 0.5):
             raise UserError(
-                f"the loss scale is {self.value!r}; expected a power of two such as 65536.0, so that scaling rounds nothing: "
-                f"{2.0 ** round(math.log2(self.value)) if self.value > 0 else 65536.0} is near"
+                f"the loss scale is {self.value!r}; expected a power of two from {LEAST:g} to {MOST:g}, so that scaling rounds nothing: set "
+                "step.loss_scale.value to 65536.0, for example"
             )
 
     def update(self, overflow: bool) -> None:
@@ -35,7 +36,7 @@ class LossScale:
         if overflow:
             self.value /= 2
         elif self.good_steps >= self.growth_interval:
-            self.value, self.good_steps = self.value * 2, 0
+            self.value, self.good_steps = min(self.value * 2, MOST), 0
 
     def state(self) -> dict[str, Any]:
         """JSON-able: what a checkpoint keeps."""

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from packhorse.capture.batch import Signature, canonical, check_like, micro_batches, signature, tensors_of
 from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.precision import is_narrow
 from packhorse.capture.questions import Questions
 from packhorse.capture.trace import device_of
-from packhorse.errors import BatchError, BudgetError, CaptureError, CheckpointError, NonFiniteError, UserError
+from packhorse.errors import BatchError, BudgetError, CaptureError, CheckpointError, NonFiniteError
 from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
-from packhorse.planning.persistent import Persistent, make_run
+from packhorse.planning.persistent import Persistent, make_run, misfit
 from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
 from packhorse.program.lower import lower
 from packhorse.runtime.allocator import AllocatorWatch
@@ -34,7 +35,8 @@ MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the last step did. Norms are None where the plan has no clip_norm: the 2-norm of all gradients before and after clipping.
+    """What the last step did. Norms are None where the plan has neither clip_norm nor a loss scale: the 2-norm of all gradients, unscaled, before and
+    after clipping.
 
     loss_scale: of this step, in fp16. skipped: gradients overflowed at it, and no parameter was changed.
     """
@@ -65,6 +67,7 @@ class Step:
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
+        self.seed = views(plan.persistent, self.runs, "constant")["seed"]  # what the backward pass starts from
         self._write_scale()
         self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
@@ -123,25 +126,27 @@ class Step:
         before = random_state(self.device)
         self._write_scale()
         try:
-            self._agree()
-            measured = {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
-        except UserError:
+            measured = self._agree()
+            measured |= {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
+        except BaseException:
             set_random_state(before, self.device)
             raise
         loss = self.metrics["loss"].clone()
+        what = f"the loss is {loss.item()}"
         finite = math.isfinite(loss.item())
+        if ("norm",) in self.bound:
+            measured["norm"] = self.bound[("norm",)].run({})
+            if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
+                finite, what = False, f"the norm of the gradients is {self.metrics['grad_norm'].item()}"
         if not finite and (self.loss_scale is None or self.loss_scale.value <= LEAST):
             set_random_state(before, self.device)
             at_scale = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale.value:g}, which halving has not cured"
             raise NonFiniteError(
-                f"step {self.num_steps + 1}: the loss is {loss.item()}{at_scale}; parameters and optimizer states are those of before this step; "
+                f"step {self.num_steps + 1}: {what}{at_scale}; parameters and optimizer states are those of before this step; "
                 "lower the learning rate, clip the gradients (clip_norm), or look at the batch; step.trace_nonfinite(batch) "
                 "names the module where it first appears"
             )
-        if ("norm",) in self.bound:
-            measured["norm"] = self.bound[("norm",)].run({})
-            finite = finite and math.isfinite(self.metrics["grad_norm"].item())
-        self._skipped = self.loss_scale is not None and not finite
+        self._skipped = not finite
         if self._skipped:
             self.ran.remove(("update",))
         else:
@@ -158,12 +163,11 @@ class Step:
             self.loss_scale.check()
             scale = self.loss_scale.value
             self.metrics["inverse_scale"].fill_(1 / scale)
-        views(self.persistent, self.runs, "constant")["seed"].fill_(scale / self.plan.options.num_micro_batches)
+        self.seed.fill_(scale / self.plan.options.num_micro_batches)
 
-    def _agree(self) -> None:
+    def _agree(self) -> dict[str, Measured]:
         """16-bit weights and master weights take over the present values of the model's parameters."""
-        if ("agree",) in self.bound:
-            self.bound[("agree",)].run({})
+        return {"agree": self.bound[("agree",)].run({})} if ("agree",) in self.bound else {}
 
     def _take_over_optimizer_state(self) -> None:
         """What the torch optimizer holds becomes the step's, and its state views of the runs."""
@@ -251,6 +255,11 @@ class Step:
                     f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
                     "a plan holds for one set of trained parameters: plan again with this batch"
                 )
+        if wrong := misfit(graph, self.persistent):
+            raise CaptureError(
+                f"with this batch or mode the step computes something of another dtype than planned: {wrong}; return the loss in one dtype, or "
+                "plan again with this batch"
+            )
         graph, runs = _own_constants(graph, len(self.bound))
         persistent = Persistent((*self.persistent.runs, *runs))
         planned = plan_graph(graph, persistent, self.plan.options)
@@ -271,10 +280,9 @@ class Step:
         self._bind_all()
         if len(self.planned) == MANY_PROGRAMS:
             warnings.warn(
-                f"this step has made {MANY_PROGRAMS} programs, one for each batch size and each number in a batch; "
-                "pass numbers that change as tensors, "
-                "and pad batches to a few sizes",
-                stacklevel=4,
+                f"this step has made {MANY_PROGRAMS} programs, one for each batch size, each number in a batch and each set of answers to what "
+                "the model asks of a batch's values; pass numbers that change as tensors, and pad batches to a few sizes",
+                stacklevel=5,
             )
         return key
 
@@ -341,11 +349,12 @@ class Step:
         )
 
     def grads(self) -> dict[str, Tensor]:
-        """name -> full unclipped gradient of the last step (copies). With a loss scale they are unscaled, and in fp32, where small ones keep their bits."""
+        """name -> full unclipped gradient of the last step (copies). With a loss scale they are unscaled, and in fp32, where small ones stay."""
         kept = views(self.persistent, self.runs, "grad").items()
-        if self.loss_scale is None:
+        if self.loss_scale is None or self.last is None or self.last.loss_scale is None:
             return {name: tensor.clone() for name, tensor in kept}
-        return {name: tensor.float() * self.metrics["inverse_scale"] for name, tensor in kept}
+        scale = self.last.loss_scale
+        return {name: (tensor.float() if is_narrow(tensor.dtype) else tensor) / scale for name, tensor in kept}
 
     def state_dict(self) -> dict[str, Tensor]:
         """name -> full parameter or buffer on the host (copies), with the model's own names."""
