@@ -28,11 +28,12 @@ def checked(request, monkeypatch):
     if request.node.get_closest_marker("pure") or request.node.get_closest_marker("unchecked"):
         return
     import packhorse.planning.plan as planning
-    import packhorse.runtime.step as stepping
+    import packhorse.runtime.programs as programs
     from packhorse.graph.liveness import check_schedule, lifespans
     from packhorse.graph.verify import verify
     from packhorse.memory.buffers import Buffer
     from packhorse.memory.check import check_layout
+    from packhorse.planning.persistent import misfit
     from packhorse.program.check import check_program
     from packhorse.program.lower import lower
 
@@ -40,6 +41,7 @@ def checked(request, monkeypatch):
 
     def plan_and_check(graph, persistent, options):
         verify(graph)
+        assert not misfit(graph, persistent)
         if len(graph.nodes) < 2000:
             check_schedule(graph, lifespans(graph))
         planned = original(graph, persistent, options)
@@ -51,4 +53,4 @@ def checked(request, monkeypatch):
         return planned
 
     monkeypatch.setattr(planning, "plan_graph", plan_and_check)
-    monkeypatch.setattr(stepping, "plan_graph", plan_and_check)
+    monkeypatch.setattr(programs, "plan_graph", plan_and_check)

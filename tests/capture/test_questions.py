@@ -77,7 +77,7 @@ def test_a_program_for_each_set_of_answers():
     x = torch.randn(2, 4, 8)
     full, none, some = masks()
     step = both(Masked(), [(x, full), (x, some), (x, none), (x, full), (x, some)])
-    assert sum(key[0] == "first" for key in step.planned) == 3
+    assert sum(key[0] == "first" for key in step.programs.planned) == 3
 
 
 def test_another_batch_with_the_same_answers_makes_no_program():
@@ -86,7 +86,7 @@ def test_another_batch_with_the_same_answers_makes_no_program():
     other = some.clone()
     other[0, 3] = 0
     step = both(Masked(), [(x, some), (x, other)])
-    assert sum(key[0] == "first" for key in step.planned) == 1
+    assert sum(key[0] == "first" for key in step.programs.planned) == 1
     assert torch.equal(some, masks()[2])  # asking works on copies
 
 
@@ -238,7 +238,7 @@ def test_asking_under_autocast_is_repeated_under_autocast():
 
     batches = [(torch.randn(2, 8), torch.tensor(n)) for n in ([257, 0], [256, 1], [300, 0])]
     step = both(Asks(question), batches)
-    assert sum(key[0] == "first" for key in step.planned) == 2
+    assert sum(key[0] == "first" for key in step.programs.planned) == 2
 
 
 def test_equal_questions_are_asked_once_and_nothing_is_kept():

@@ -147,7 +147,7 @@ def test_parameters_and_state_are_those_of_torch(name):
     step(batch(9, 3))
     plain_step(plain, theirs, batch(9, 3), 0.3)
     assert_same(plain, theirs, mine, ours)
-    assert_allocates_nothing(step.bound[("update",)].steps[-1])
+    assert_allocates_nothing(step.programs.bound[("update",)].steps[-1])
 
 
 def assert_allocates_nothing(kernel):

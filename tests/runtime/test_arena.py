@@ -28,13 +28,13 @@ def compiled(name, **options):
 def test_last_changed_byte_is_within_one_alignment_of_the_height(name):
     step, batch = compiled(name)
     height = step.plan.programs["first"].arena_bytes
-    step.arena.data.fill_(PATTERN)
-    bound = next(b for key, b in step.bound.items() if key[0] == "first")
+    step.programs.arena.data.fill_(PATTERN)
+    bound = next(b for key, b in step.programs.bound.items() if key[0] == "first")
     with torch.inference_mode():
         bound.batch.update(step._leaves(batch))
         for run in bound.steps:
             run()
-    changed = torch.nonzero(step.arena.data != PATTERN)
+    changed = torch.nonzero(step.programs.arena.data != PATTERN)
     assert height - 64 < int(changed[-1]) + 1 <= height
 
 
@@ -47,10 +47,10 @@ def test_poisoned_freed_ranges_change_nothing(name):
     torch.manual_seed(7)
     poisoned = 0
     for kind in ("first", "norm", "update"):
-        if not any(k[0] == kind for k in step.bound):
+        if not any(k[0] == kind for k in step.programs.bound):
             continue
-        key = next(k for k in step.bound if k[0] == kind)
-        bound, planned = step.bound[key], step.planned[key]
+        key = next(k for k in step.programs.bound if k[0] == kind)
+        bound, planned = step.programs.bound[key], step.programs.planned[key]
         storages = [s for s in planned.placement.storages if s.space == "arena"]
         offsets = planned.layout.offsets
         times = [i.time for i in bound.program.instructions]
@@ -65,7 +65,7 @@ def test_poisoned_freed_ranges_change_nothing(name):
                 for s in storages:
                     if s.lower < time < s.upper or s.lower < time == s.upper - 1:
                         free[offsets[s.name] : offsets[s.name] + s.size] = False
-                step.arena.data[: planned.arena_bytes][free] = 0xFF  # NaN in every float type
+                step.programs.arena.data[: planned.arena_bytes][free] = 0xFF  # NaN in every float type
                 poisoned += int(free.sum())
     assert poisoned > 0
     assert torch.equal(step.metrics["loss"], loss)
@@ -85,9 +85,9 @@ def test_a_buffer_above_the_height_fails_checker_and_canary():
     with pytest.raises(CheckError):
         check_layout(buffers, wrong.layout)
     with pytest.raises(CheckError, match="covers"):
-        check_program(lower(wrong), {run.name: run.num_bytes for run in step.persistent.runs})
+        check_program(lower(wrong), {run.name: run.num_bytes for run in step.programs.persistent.runs})
     with pytest.raises(CheckError, match="above the arena's height"):
-        step._bind(wrong).run(step._leaves(batch))
+        step.programs.bind(wrong).run(step._leaves(batch))
 
 
 def test_a_buffer_over_a_live_one_fails_both_checkers():
@@ -104,7 +104,7 @@ def test_a_buffer_over_a_live_one_fails_both_checkers():
                 with pytest.raises(CheckError):
                     check_layout(buffers, wrong.layout)
                 with pytest.raises(CheckError):
-                    check_program(lower(wrong), {run.name: run.num_bytes for run in step.persistent.runs})
+                    check_program(lower(wrong), {run.name: run.num_bytes for run in step.programs.persistent.runs})
                 caught += 1
     assert caught > 3
 

@@ -37,8 +37,8 @@ def test_a_steady_step_allocates_only_in_adopted_rows(name):
     """The allocator's total in a steady step = what the adopting calls allocate on their own."""
     step, batch = make(name, clip_norm=1.0)
     step(batch)
-    key = next(k for k in step.bound if k[0] == "first")
-    bound = step.bound[key]
+    key = next(k for k in step.programs.bound if k[0] == "first")
+    bound = step.programs.bound[key]
     bound.batch.update(step._leaves(batch))
     with torch.no_grad():
         for instruction, run in zip(bound.program.instructions, bound.steps):
@@ -215,7 +215,7 @@ def test_persistent_bytes_in_closed_form():
     """fp32 AdamW: four numbers of 4 bytes a parameter (value, gradient, two moments); nothing else above a padding of 64 bytes a tensor."""
     step, _ = make()
     num = sum(p.numel() for p in step.model.parameters())
-    kinds = step.persistent.bytes_by_kind()
+    kinds = step.programs.persistent.bytes_by_kind()
     assert kinds["parameters"] == kinds["gradients"] == 4 * num
     assert kinds["optimizer states"] == 8 * num + 4 * len(list(step.model.parameters()))
     assert 16 * num <= step.plan.persistent_bytes <= 16 * num + 64 * 4 * len(list(step.model.parameters())) + 256

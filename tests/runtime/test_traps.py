@@ -211,7 +211,7 @@ def test_micro_batches_of_several_sizes_are_planned_for_the_largest():
 def test_a_larger_batch_moves_the_arena_of_all():
     step = compiled(Net(lambda net, h: h.exp().square().mean()), [x(2), x(3)], num_micro_batches=2)
     step([x(2), x(500)])
-    assert len({id(bound.arena) for bound in step.bound.values()}) == 1
+    assert len({id(bound.arena) for bound in step.programs.bound.values()}) == 1
     assert step.ledger().measured_peak_bytes == step.ledger().predicted_peak_bytes
 
 

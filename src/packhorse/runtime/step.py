@@ -8,27 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.capture.batch import Signature, canonical, check_like, micro_batches, signature, tensors_of
-from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
 from packhorse.capture.precision import is_narrow
-from packhorse.capture.questions import Questions
 from packhorse.capture.trace import device_of
-from packhorse.errors import BatchError, BudgetError, CaptureError, CheckpointError, NonFiniteError
+from packhorse.errors import BatchError, CheckpointError, NonFiniteError
 from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
-from packhorse.planning.persistent import Persistent, make_run, misfit
-from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
-from packhorse.program.lower import lower
+from packhorse.planning.plan import Plan
 from packhorse.runtime.allocator import AllocatorWatch
-from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
-from packhorse.runtime.job import Job, modes_of
+from packhorse.runtime.job import Job
 from packhorse.runtime.loss_scale import LEAST, LossScale
 from packhorse.runtime.plain import from_plain, to_plain
+from packhorse.runtime.programs import Programs
 from packhorse.runtime.random import random_state, set_random_state
 from packhorse.runtime.reference import first_nonfinite
-from packhorse.runtime.storage import allocate, check_model, homes_of, move_model, own_parameters, views
-from packhorse.units import format_bytes
+from packhorse.runtime.storage import allocate, check_model, homes_of, load_constants, move_model, own_parameters, views
 
 MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
 
@@ -59,27 +54,16 @@ class Step:
         job: Job = plan.job
         self.model, self.plan, self.job, self.scheduler = model, plan, job, scheduler
         self.device = device_of(model)
-        self.persistent: Persistent = plan.persistent
         self.runs = allocate(plan.persistent, self.device)
         move_model(model, plan.persistent, self.runs)
-        self._load_constants(plan.persistent, job.constants)
+        load_constants(plan.persistent, self.runs, job.constants)
+        self.programs = Programs(model, plan, self.runs, self.device)
         self.loss_scale = LossScale() if job.widths.scaled else None
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.seed = views(plan.persistent, self.runs, "constant")["seed"]  # what the backward pass starts from
         self._write_scale()
-        self.arena: Arena | None = None
-        self.planned: dict[tuple, GraphPlan] = {}
-        self.bound: dict[tuple, BoundProgram] = {}
-        self.asked: dict[tuple, list[Questions]] = {}  # (program, signature, modes) -> the questions of each program made for it
-        for name, planned in plan.programs.items():
-            if name in ("first", "next"):
-                self.asked[name, job.signature, job.modes] = [job.questions]
-                self.planned[name, job.signature, job.modes, 0] = planned
-            else:
-                self.planned[(name,)] = planned
-        self._bind_all()
         self.measured: dict[str, Measured] = {}
         self.ran: list[tuple] = []  # keys of the programs of the last step
         self.last: StepResult | None = None
@@ -100,9 +84,9 @@ class Step:
         scale = None if self.loss_scale is None else self.loss_scale.value
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
         # all programs first: making one may move the arena of the others
-        keys = [self._program_key("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
-        programs = [self.bound[key] for key in keys]
-        self.ran = [key for name in ("agree", "norm", "update") if (key := (name,)) in self.bound] + keys
+        keys = [self.programs.key_of("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
+        programs = [self.programs.bound[key] for key in keys]
+        self.ran = [key for name in ("agree", "norm", "update") if (key := (name,)) in self.programs.bound] + keys
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
@@ -126,7 +110,7 @@ class Step:
         before = random_state(self.device)
         self._write_scale()
         try:
-            measured = self._agree()
+            measured = self.programs.run("agree")
             measured |= {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         except BaseException:
             set_random_state(before, self.device)
@@ -134,10 +118,9 @@ class Step:
         loss = self.metrics["loss"].clone()
         what = f"the loss is {loss.item()}"
         finite = math.isfinite(loss.item())
-        if ("norm",) in self.bound:
-            measured["norm"] = self.bound[("norm",)].run({})
-            if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
-                finite, what = False, f"the norm of the gradients is {self.metrics['grad_norm'].item()}"
+        measured |= self.programs.run("norm")
+        if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
+            finite, what = False, f"the norm of the gradients is {self.metrics['grad_norm'].item()}"
         if not finite and (self.loss_scale is None or self.loss_scale.value <= LEAST):
             set_random_state(before, self.device)
             at_scale = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale.value:g}, which halving has not cured"
@@ -150,7 +133,7 @@ class Step:
         if self._skipped:
             self.ran.remove(("update",))
         else:
-            measured["update"] = self.bound[("update",)].run({})
+            measured |= self.programs.run("update")
         if self.loss_scale is not None:
             self.loss_scale.update(self._skipped)
         self.measured = measured
@@ -165,18 +148,14 @@ class Step:
             self.metrics["inverse_scale"].fill_(1 / scale)
         self.seed.fill_(scale / self.plan.options.num_micro_batches)
 
-    def _agree(self) -> dict[str, Measured]:
-        """16-bit weights and master weights take over the present values of the model's parameters."""
-        return {"agree": self.bound[("agree",)].run({})} if ("agree",) in self.bound else {}
-
     def _take_over_optimizer_state(self) -> None:
         """What the torch optimizer holds becomes the step's, and its state views of the runs."""
         self.optimizer_state: Any = None
-        if self.job.import_optimizer_state(self.persistent, self.runs):
+        if self.job.import_optimizer_state(self.plan.persistent, self.runs):
             self._expose_optimizer_state()
 
     def _expose_optimizer_state(self) -> None:
-        self.job.expose_optimizer_state(self.persistent, self.runs)
+        self.job.expose_optimizer_state(self.plan.persistent, self.runs)
         self.optimizer_state = self.job.optimizer.state
 
     def _check(self) -> None:
@@ -199,12 +178,12 @@ class Step:
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            bound = self.bound[self._program_key("evaluate", batch)]
+            bound = self.programs.bound[self.programs.key_of("evaluate", batch)]
         finally:
             for module, mode in modes.items():
                 module.training = mode
         before = random_state(self.device)
-        self._agree()
+        self.programs.run("agree")
         try:
             bound.run(self._leaves(batch))
         finally:
@@ -215,10 +194,10 @@ class Step:
         """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
         before = random_state(self.device)
         self._write_scale()
-        self._agree()
+        self.programs.run("agree")
         try:
             for micro in micro_batches(batch, self.plan.options.num_micro_batches):
-                graph = self.planned[self._program_key("first", micro)].graph
+                graph = self.programs.planned[self.programs.key_of("first", micro)].graph
                 found = first_nonfinite(graph, self._inputs(graph, micro))
                 if found:
                     return found
@@ -226,81 +205,7 @@ class Step:
             set_random_state(before, self.device)
         return "every tensor of the forward and backward pass is finite"
 
-    # -- programs -------------------------------------------------------------------------------------------------------------------
-
-    def _program_key(self, name: str, micro: Any) -> tuple:
-        """The key of a micro-batch's program: one for its signature, the model's modes, and the answers to what the model asks of its values."""
-        given: Signature = signature(micro)
-        key = (name, given, modes_of(self.model))
-        tensors = tensors_of(micro)
-        for number, questions in enumerate(self.asked.get(key, ())):
-            if questions.hold(tensors):
-                return (*key, number)
-        check_like(self.job.signature, given)
-        return self._make(name, micro, key)
-
-    def _make(self, name: str, micro: Any, key: tuple) -> tuple:
-        """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
-        if name == "evaluate":
-            graph, constants, questions = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
-        else:
-            widths = self.job.widths
-            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
-            found = captured.next if name == "next" else captured.first
-            assert found is not None
-            graph, constants, questions = found, captured.constants, captured.questions
-            missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
-            if missing:
-                raise CaptureError(
-                    f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
-                    "a plan holds for one set of trained parameters: plan again with this batch"
-                )
-        if wrong := misfit(graph, self.persistent):
-            raise CaptureError(
-                f"with this batch or mode the step computes something of another dtype than planned: {wrong}; return the loss in one dtype, or "
-                "plan again with this batch"
-            )
-        graph, runs = _own_constants(graph, len(self.bound))
-        persistent = Persistent((*self.persistent.runs, *runs))
-        planned = plan_graph(graph, persistent, self.plan.options)
-        everything = [*self.planned.values(), planned]
-        peak = persistent.num_bytes + max(p.arena_bytes for p in everything) + max(p.external_bytes for p in everything)
-        limit = budget_bytes(self.plan.options.budget, self.plan.peak_bytes)
-        if limit is not None and peak > limit:
-            raise BudgetError(
-                f"a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
-                "pass smaller batches, or plan with this one and a larger budget"
-            )
-        self.runs.update(allocate(Persistent(tuple(runs)), self.device))
-        self.persistent = persistent
-        self._load_constants(Persistent(tuple(runs)), {f"{len(self.bound)}/{n}": t for n, t in constants.items()})
-        self.asked.setdefault(key, []).append(questions)
-        key = (*key, len(self.asked[key]) - 1)
-        self.planned[key] = planned
-        self._bind_all()
-        if len(self.planned) == MANY_PROGRAMS:
-            warnings.warn(
-                f"this step has made {MANY_PROGRAMS} programs, one for each batch size, each number in a batch and each set of answers to what "
-                "the model asks of a batch's values; pass numbers that change as tensors, and pad batches to a few sizes",
-                stacklevel=5,
-            )
-        return key
-
-    def _bind_all(self) -> None:
-        """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
-        height = max(p.arena_bytes for p in self.planned.values())
-        hollow = max(p.placement.hollow_bytes for p in self.planned.values())
-        if self.arena is None or height > self.arena.capacity or hollow > self.arena.hollow.numel():
-            self.bound.clear()
-            self.arena = None
-            self.arena = Arena(height, self.device, hollow)
-        for key, planned in self.planned.items():
-            if key not in self.bound:
-                self.bound[key] = self._bind(planned)
-
-    def _bind(self, planned: GraphPlan) -> BoundProgram:
-        assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups())
+    # -- what programs read -------------------------------------------------------------------------------------------------------
 
     def _leaves(self, micro: Any) -> dict[str, Tensor]:
         leaves = {leaf.path: tensor for leaf, tensor in zip(signature(micro).leaves, tensors_of(micro))}
@@ -311,14 +216,9 @@ class Step:
                 )
         return leaves
 
-    def _load_constants(self, persistent: Persistent, constants: dict[str, Tensor]) -> None:
-        for name, home in views(persistent, self.runs, "constant").items():
-            if name in constants:
-                home.copy_(constants[name])
-
     def _inputs(self, graph: Graph, micro: Any) -> dict[str, Tensor]:
         """Copies of everything that a graph reads, by value name."""
-        tables = {role: views(self.persistent, self.runs, role) for role in ("param", "master", "buffer", "constant", "grad", "metric")}
+        tables = {role: views(self.programs.persistent, self.runs, role) for role in ("param", "master", "buffer", "constant", "grad", "metric")}
         tables["batch"] = self._leaves(micro)
         return {i.value.name: tables[i.role][i.target].clone() for i in graph.inputs if i.role != "random"}
 
@@ -326,8 +226,7 @@ class Step:
 
     def predicted_peak_bytes(self) -> int:
         """What the programs of the last step need together; before the first step, the plan's peak."""
-        plans = [self.planned[key] for key in self.ran] or list(self.plan.programs.values())
-        return self.persistent.num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
+        return self.programs.peak_bytes(self.ran) if self.ran else self.plan.peak_bytes
 
     def ledger(self) -> Ledger:
         """Predicted and measured bytes of this rank, both of the last step; before the first, the plan's (and None measured).
@@ -344,13 +243,13 @@ class Step:
             ledger,
             measured_peak_bytes=persistent + arena + external,
             measured_comm_bytes=0,
-            differences=tuple((name, *sizes) for bound in self.bound.values() for name, sizes in bound.differences.items()),
+            differences=tuple((name, *sizes) for bound in self.programs.bound.values() for name, sizes in bound.differences.items()),
             measured=(("persistent", persistent), ("arena", arena), ("external", external)),
         )
 
     def grads(self) -> dict[str, Tensor]:
         """name -> full unclipped gradient of the last step (copies). With a loss scale they are unscaled, and in fp32, where small ones stay."""
-        kept = views(self.persistent, self.runs, "grad").items()
+        kept = views(self.plan.persistent, self.runs, "grad").items()
         if self.loss_scale is None or self.last is None or self.last.loss_scale is None:
             return {name: tensor.clone() for name, tensor in kept}
         scale = self.last.loss_scale
@@ -364,11 +263,11 @@ class Step:
 
     def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies."""
-        tensors = {f"param/{n}": t for n, t in own_parameters(self.persistent, self.runs).items()}
-        masters = views(self.persistent, self.runs, "master").items()
+        tensors = {f"param/{n}": t for n, t in own_parameters(self.plan.persistent, self.runs).items()}
+        masters = views(self.plan.persistent, self.runs, "master").items()
         tensors |= {f"master/{n}": t for n, t in masters if t.data_ptr() != tensors[f"param/{n}"].data_ptr()}
-        tensors |= {f"buffer/{n}": t for n, t in views(self.persistent, self.runs, "buffer").items()}
-        tensors |= {f"state/{n}": t for n, t in views(self.persistent, self.runs, "state").items()}
+        tensors |= {f"buffer/{n}": t for n, t in views(self.plan.persistent, self.runs, "buffer").items()}
+        tensors |= {f"state/{n}": t for n, t in views(self.plan.persistent, self.runs, "state").items()}
         tensors |= {f"random/{n}": t for n, t in random_state(self.device).items()}
         meta: dict[str, Any] = {
             "num_steps": self.num_steps,
@@ -404,29 +303,10 @@ class Step:
             self.loss_scale.load(meta["loss_scale"])
         if self.scheduler is not None and "state" in saved_scheduler:
             self.scheduler.load_state_dict(from_plain(saved_scheduler["state"], self.scheduler.state_dict()))
-        if self.job.has_steps(self.persistent, self.runs):
+        if self.job.has_steps(self.plan.persistent, self.runs):
             self._expose_optimizer_state()
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
-    """The graph with its constants under names of its own, and the runs that hold them."""
-    inputs, tensors = [], []
-    for given in graph.inputs:
-        if given.role == "constant" and given.target != "seed":
-            given = replace(given, target=f"{number}/{given.target}")
-            tensors.append((given.target, given.value))
-        inputs.append(given)
-    by_dtype: dict[str, list] = {}
-    for target, value in tensors:
-        by_dtype.setdefault(value.dtype, []).append((target, value))
-    runs = [make_run(f"constant.{dtype}.{number}", "constants", "constant", group) for dtype, group in by_dtype.items()]
-    return replace(graph, inputs=tuple(inputs)), runs
-
-
-def _sizes(given: Signature) -> str:
-    return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in given.leaves)

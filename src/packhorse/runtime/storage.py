@@ -46,6 +46,13 @@ def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, T
             tensor.data = homes[name]
 
 
+def load_constants(persistent: Persistent, runs: dict[str, Tensor], constants: dict[str, Tensor]) -> None:
+    """Copies constants to where they persist; those without a value keep theirs."""
+    for name, home in views(persistent, runs, "constant").items():
+        if name in constants:
+            home.copy_(constants[name])
+
+
 def own_parameters(persistent: Persistent, runs: dict[str, Tensor]) -> dict[str, Tensor]:
     """name -> the model's own parameter: its master weight where the step computes with a copy in fewer bits."""
     return {slot.target: view(runs[run.name], slot) for run in persistent.runs if holds_models_own(run) for slot in run.slots}

@@ -1,0 +1,152 @@
+"""The programs of a compiled step: those of its plan, and further ones for batches of other sizes or answers, other modes, and evaluation."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packhorse.capture.batch import Signature, check_like, signature, tensors_of
+from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.questions import Questions
+from packhorse.errors import BudgetError, CaptureError
+from packhorse.graph.ir import Graph
+from packhorse.planning.persistent import Persistent, make_run, misfit
+from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
+from packhorse.program.lower import lower
+from packhorse.runtime.arena import Arena
+from packhorse.runtime.executor import BoundProgram, Measured
+from packhorse.runtime.job import Job, modes_of
+from packhorse.runtime.storage import allocate, load_constants
+from packhorse.units import format_bytes
+
+MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
+
+
+class Programs:
+    """Planned graphs and bound programs by key, over one arena as large as the largest needs.
+
+    A key is (name,) for what is made once ("agree", "norm", "update"), else (name, signature of the batch, modes of the model, number of the set of
+    answers).
+
+    runs: run name -> bytes; grows by the constants of further programs, and `persistent` with it.
+    """
+
+    def __init__(self, model: torch.nn.Module, plan: Plan, runs: dict[str, Tensor], device: torch.device):
+        job: Job = plan.job
+        self.model, self.plan, self.job, self.runs, self.device = model, plan, job, runs, device
+        self.persistent: Persistent = plan.persistent
+        self.arena: Arena | None = None
+        self.planned: dict[tuple, GraphPlan] = {}
+        self.bound: dict[tuple, BoundProgram] = {}
+        self.asked: dict[tuple, list[Questions]] = {}  # (name, signature, modes) -> the questions of each program made for it
+        for name, planned in plan.programs.items():
+            if name in ("first", "next"):
+                self.asked[name, job.signature, job.modes] = [job.questions]
+                self.planned[name, job.signature, job.modes, 0] = planned
+            else:
+                self.planned[(name,)] = planned
+        self.bind_all()
+
+    def run(self, name: str) -> dict[str, Measured]:
+        """Runs a program that is made once, and what it took by its name; nothing if the plan has none of that name."""
+        return {name: self.bound[(name,)].run({})} if (name,) in self.bound else {}
+
+    def peak_bytes(self, keys: list[tuple]) -> int:
+        """What the programs of these keys need together, with all that persists."""
+        plans = [self.planned[key] for key in keys]
+        return self.persistent.num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
+
+    def key_of(self, name: str, micro: Any) -> tuple:
+        """The key of a micro-batch's program: one for its signature, the model's modes, and the answers to what the model asks of its values."""
+        given: Signature = signature(micro)
+        key = (name, given, modes_of(self.model))
+        tensors = tensors_of(micro)
+        for number, questions in enumerate(self.asked.get(key, ())):
+            if questions.hold(tensors):
+                return (*key, number)
+        check_like(self.job.signature, given)
+        return self._make(name, micro, key)
+
+    def _make(self, name: str, micro: Any, key: tuple) -> tuple:
+        """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
+        if name == "evaluate":
+            graph, constants, questions = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
+        else:
+            widths = self.job.widths
+            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
+            found = captured.next if name == "next" else captured.first
+            assert found is not None
+            graph, constants, questions = found, captured.constants, captured.questions
+            missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
+            if missing:
+                raise CaptureError(
+                    f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
+                    "a plan holds for one set of trained parameters: plan again with this batch"
+                )
+        if wrong := misfit(graph, self.persistent):
+            raise CaptureError(
+                f"with this batch or mode the step computes something of another dtype than planned: {wrong}; return the loss in one dtype, or "
+                "plan again with this batch"
+            )
+        graph, runs = _own_constants(graph, len(self.bound))
+        persistent = Persistent((*self.persistent.runs, *runs))
+        planned = plan_graph(graph, persistent, self.plan.options)
+        everything = [*self.planned.values(), planned]
+        peak = persistent.num_bytes + max(p.arena_bytes for p in everything) + max(p.external_bytes for p in everything)
+        limit = budget_bytes(self.plan.options.budget, self.plan.peak_bytes)
+        if limit is not None and peak > limit:
+            raise BudgetError(
+                f"a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
+                "pass smaller batches, or plan with this one and a larger budget"
+            )
+        self.runs.update(allocate(Persistent(tuple(runs)), self.device))
+        self.persistent = persistent
+        load_constants(Persistent(tuple(runs)), self.runs, {f"{len(self.bound)}/{n}": t for n, t in constants.items()})
+        self.asked.setdefault(key, []).append(questions)
+        key = (*key, len(self.asked[key]) - 1)
+        self.planned[key] = planned
+        self.bind_all()
+        if len(self.planned) == MANY_PROGRAMS:
+            warnings.warn(
+                f"this step has made {MANY_PROGRAMS} programs, one for each batch size, each number in a batch and each set of answers to what "
+                "the model asks of a batch's values; pass numbers that change as tensors, and pad batches to a few sizes",
+                stacklevel=6,
+            )
+        return key
+
+    def bind_all(self) -> None:
+        """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
+        height = max(p.arena_bytes for p in self.planned.values())
+        hollow = max(p.placement.hollow_bytes for p in self.planned.values())
+        if self.arena is None or height > self.arena.capacity or hollow > self.arena.hollow.numel():
+            self.bound.clear()
+            self.arena = None
+            self.arena = Arena(height, self.device, hollow)
+        for key, planned in self.planned.items():
+            if key not in self.bound:
+                self.bound[key] = self.bind(planned)
+
+    def bind(self, planned: GraphPlan) -> BoundProgram:
+        assert self.arena is not None
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups())
+
+
+def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:
+    """The graph with its constants under names of its own, and the runs that hold them."""
+    inputs, tensors = [], []
+    for given in graph.inputs:
+        if given.role == "constant" and given.target != "seed":
+            given = replace(given, target=f"{number}/{given.target}")
+            tensors.append((given.target, given.value))
+        inputs.append(given)
+    by_dtype: dict[str, list] = {}
+    for target, value in tensors:
+        by_dtype.setdefault(value.dtype, []).append((target, value))
+    runs = [make_run(f"constant.{dtype}.{number}", "constants", "constant", group) for dtype, group in by_dtype.items()]
+    return replace(graph, inputs=tuple(inputs)), runs
+
+
+def _sizes(given: Signature) -> str:
+    return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in given.leaves)
