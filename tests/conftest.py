@@ -42,6 +42,7 @@ def checked(request, monkeypatch):
     def plan_and_check(graph, persistent, options):
         verify(graph)
         assert not misfit(graph, persistent)
+        assert all(slot.offset % 64 == 0 for run in persistent.runs for slot in run.slots)
         if len(graph.nodes) < 2000:
             check_schedule(graph, lifespans(graph))
         planned = original(graph, persistent, options)

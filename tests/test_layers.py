@@ -26,6 +26,14 @@ def test_pure_folders_do_not_import_torch(folder):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_public_names_are_listed_before_any_is_imported():
+    code = (
+        "import sys, packhorse\nnames = dir(packhorse)\nassert {'plan', 'compile', 'save', 'load', 'Mesh', 'CaptureError'} <= set(names), names\n"
+        "assert not {'Any', 'import_module'} & set(names) and 'torch' not in sys.modules\nassert all(getattr(packhorse, name) for name in names)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def imported(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("packhorse."):

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import OptimizedModule
 
-from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
+from packhorse.capture.batch import canonical, signature, tensors_of
 from packhorse.capture.capture import capture
 from packhorse.capture.dtypes import SHORT
 from packhorse.capture.flat_storage import Widths, flat_storage
 from packhorse.capture.precision import PRECISIONS, is_narrow
 from packhorse.capture.trace import distinct
 from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
-from packhorse.errors import UserError
+from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
 from packhorse.planning.persistent import holds_models_own
 from packhorse.planning.plan import Options, Plan, make_plan
@@ -62,6 +63,12 @@ def plan(
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         seen = f"{type(model).__name__} and optimizer={type(optimizer).__name__}"
         raise UserError(f"packhorse.plan(model, batch, optimizer=...): expected a torch.nn.Module and a torch.optim optimizer, seen {seen}")
+    _refuse_wrapped(model)
+    if loss is not None and not callable(loss):
+        raise UserError(
+            f"packhorse.plan: loss is a {type(loss).__name__}, expected a function that is called as loss(output, batch) and returns a "
+            "floating-point scalar, or None to take the model's own loss"
+        )
     mesh = mesh or Mesh()
     _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute)
     widths = _widths(model, precision, grad_dtype)
@@ -69,10 +76,15 @@ def plan(
         raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
     if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
         raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
+    if isinstance(batch, list) and len(batch) != num_micro_batches:
+        raise BatchError(
+            f"packhorse.plan was given a list of {len(batch)} batches, num_micro_batches is {num_micro_batches}; "
+            f"{f'set num_micro_batches={len(batch)}' if batch else 'give at least one batch'}"
+        )
     check_optimizer(model, optimizer)
     check_parameters(model)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
-    micros = micro_batches(batch, num_micro_batches) if isinstance(batch, list) else [canonical(batch)]
+    micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     given = signature(sample)
     captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads)
@@ -121,6 +133,14 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
             "added, replaced or converted since; pass the very model that was planned, or plan this one (with an optimizer over its parameters)"
         )
     return Step(model, plan, scheduler)
+
+
+def _refuse_wrapped(model: torch.nn.Module) -> None:
+    """A wrapper compiles or sends on its own, which a captured step has no place for."""
+    if isinstance(model, OptimizedModule):
+        raise UserError("packhorse.plan was given a model compiled by torch.compile; pass the original module: model._orig_mod")
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise UserError(f"packhorse.plan was given a model wrapped in {type(model).__name__}; pass model.module, the model inside it")
 
 
 def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | None) -> Widths:

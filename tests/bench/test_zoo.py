@@ -64,5 +64,8 @@ def test_an_outcome_of_each_kind_shows_its_reason():
 
 
 def test_an_unknown_name_is_said():
-    with pytest.raises(UserError, match="no architecture is called nonsense"):
+    with pytest.raises(UserError, match=r"^bench zoo: no architecture is called nonsense; without a name") as caught:
         run(["nonsense"], as_json=False)
+    assert "nearest" not in str(caught.value)
+    with pytest.raises(UserError, match=r"no architecture is called lamma; the nearest are .*Llama"):
+        run(["GPT2", "lamma"], as_json=False)

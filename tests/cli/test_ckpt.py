@@ -65,6 +65,21 @@ def test_verify(run):
         assert message in str(packhorse("verify", path).exception)
 
 
+def test_a_checkpoint_names_its_run(run, monkeypatch):
+    seen = []
+    module = types.ModuleType("packhorse.checkpoint.hugging_face")
+    module.export_run = lambda run, out, *, checkpoint=None, say: seen.append((run, checkpoint))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert "is a checkpoint, and lies in no run" in str(packhorse("to-hf", run / "checkpoints" / "step-2", "out").exception)
+    (run / "config.toml").touch()
+    monkeypatch.chdir(run / "checkpoints")
+    packhorse("to-hf", "step-2", "out")
+    packhorse("to-hf", run, "out")
+    assert seen == [(run, Path("step-2")), (run, None)]
+    both = packhorse("to-hf", "step-2", "out", "--checkpoint", "step-4")
+    assert "step-2 is a checkpoint, and --checkpoint names one too" in str(both.exception)
+
+
 def test_to_and_from_hugging_face_hand_over_what_was_asked(monkeypatch):
     seen = []
 

@@ -34,13 +34,15 @@ def test_help_does_not_import_torch_and_is_quick():
     ("arguments", "message"),
     [
         (["train", "missing.toml"], "missing.toml: No such file"),
-        (["plan", "missing.toml"], "missing.toml: No such file"),
-        (["explain", "missing.toml"], "missing.toml: No such file"),
+        (["plan", "missing.toml"], "missing.toml: No such file or directory; give a TOML file, or the folder of a run"),
+        (["explain", "missing.toml"], "missing.toml: No such file or directory; give a TOML file, or the folder of a run"),
+        (["plan", "full"], "full/config.toml: No such file"),
         (["explain", "missing.toml", "--stage", "graf"], "expected one of graph, plan, program"),
         (["train", "a.toml", "--set", "optimizer.lrr=1"], "did you mean lr?"),
         (["train", "a.toml", "--set", "data.corpus=nowhere"], "there is no such folder"),
         (["train", "a.toml", "--resume", "none"], "'full' holds a run already"),
         (["bench", "nothing"], "the benchmarks are step"),
+        (["bench", "step", "--rounds", "0"], "packhorse: bench step: --rounds 0"),
         (["sample", "nowhere", "--prompt", "a"], "nowhere is not the folder of a run"),
         (["ckpt", "ls", "nowhere"], "there is no folder nowhere"),
         (["ckpt", "verify", "full"], "full holds no checkpoints"),
@@ -70,7 +72,7 @@ def test_every_printing_command_has_json_and_no_option_begins_one_of_torchruns()
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings} - {"--help", "-h"}
     commands = dict(typer.main.get_command(app).commands)
-    assert set(commands) == {"plan", "train", "explain", "sample", "doctor", "bench", "ckpt"}
+    assert set(commands) == {"plan", "train", "explain", "sample", "config", "doctor", "bench", "ckpt"}
     commands |= commands.pop("ckpt").commands
     assert {"ls", "verify", "to-hf", "from-hf"} <= set(commands)
     for name, command in commands.items():

@@ -36,7 +36,9 @@ def test_copies_count_once_so_no_text_is_on_both_sides(tmp_path):
     fill(tmp_path)
     before = load_corpus(str(tmp_path))
     (tmp_path / "zzz.txt").write_bytes((tmp_path / "part0" / "000.txt").read_bytes())
-    assert load_corpus(str(tmp_path)).digest == before.digest
+    after = load_corpus(str(tmp_path))
+    assert after.digest == before.digest and (before.num_copies, after.num_copies) == (0, 1)
+    assert after.describe() == f"{before.describe()}; 1 copy of files already read"
 
 
 def test_few_files_give_the_end_of_each(tmp_path):
@@ -70,12 +72,21 @@ def test_other_files_and_hidden_folders_are_left_out(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config.txt").write_bytes(b"no")
-    assert load_corpus(str(tmp_path)).num_documents == 1
+    (tmp_path / ".hidden").write_bytes(b"no")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "README").write_bytes(b"no")
+    (tmp_path / "deep" / "b.txt").write_bytes(b"text " * 50)
+    (tmp_path / "deep" / "c.TXT").write_bytes(b"text " * 50)
+    corpus = load_corpus(str(tmp_path))
+    assert corpus.num_documents == 1
+    assert corpus.describe().endswith("; 2 files left out (no known suffix), 2 copies of files already read")
+    assert load_corpus(str(tmp_path / "a.txt")).num_left_out == 0
 
 
 def test_the_standard_library_is_there_without_its_tests():
     corpus = load_corpus("stdlib")
     assert len(corpus.train) > 4_000_000 and len(corpus.validation) > 100_000
+    assert corpus.num_left_out == 0  # that other files stand beside its source is no news
     text = bytes(corpus.train) + bytes(corpus.validation)
     assert b"class JSONDecoder" in text and b"import torch" not in text
     assert load_corpus("stdlib").digest == corpus.digest
@@ -142,6 +153,8 @@ def test_a_token_outside_the_vocabulary_is_said_at_once(tmp_path):
 def test_text_and_a_tokenizer(tmp_path, tokenizer_folder, listener):
     (tmp_path / "texts").mkdir()
     fill(tmp_path / "texts")
+    (tmp_path / "texts" / "zzz.txt").write_bytes((tmp_path / "texts" / "part0" / "000.txt").read_bytes())
+    (tmp_path / "texts" / "picture.png").write_bytes(b"")
     given = {"tokenizer": str(tokenizer_folder), "folder": tmp_path / "run" / "tokens", "field": "text", "vocab": 300}
     assert needs_tokenizing(str(tmp_path / "texts"), **given) and not (tmp_path / "run").exists()
     corpus = load_corpus(str(tmp_path / "texts"), report=listener, **given)
@@ -149,11 +162,13 @@ def test_text_and_a_tokenizer(tmp_path, tokenizer_folder, listener):
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    texts = [path.read_text() for path in sorted((tmp_path / "texts").rglob("*.txt"))]
+    texts = [path.read_text() for path in sorted((tmp_path / "texts").glob("part*/*.txt"))]
     expected = [[*library.encode(text).ids, 0] for text in texts if not goes_to_validation(text.encode())]
     assert np.array_equal(corpus.train, np.concatenate(expected)[:-1])
     assert (corpus.unit, corpus.vocab, corpus.num_documents) == ("token", library.get_vocab_size(), 200)
+    assert corpus.describe().endswith("; 1 file left out (no known suffix), 1 copy of files already read")
     again = load_corpus(str(tmp_path / "texts"), report=listener, **given)
+    assert again.describe() == corpus.describe()
     assert again.digest == corpus.digest and len(listener.said) == 2
     # The folder that was written is a corpus by itself.
     (kept,) = (path for path in (tmp_path / "run" / "tokens").iterdir() if path.is_dir())
@@ -170,7 +185,10 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, tokenizer_folder
     (tmp_path / "a.txt").write_text("text " * 100)
     np.ones(1000, dtype="<u2").tofile(tmp_path / "a.bin")
     for source in ("a.txt", "a.bin"):
-        with pytest.raises(DataError, match=r"data\.tokenizer = .* tokens and the model a vocabulary of 256.*Set model\.vocab to 2\d\d or more"):
+        with pytest.raises(
+            DataError,
+            match=r"data\.tokenizer = .* tokens and the model a vocabulary of 256.*Set model\.vocab \(.*vocab_size in its config\.json\) to 2\d\d or",
+        ):
             load_corpus(str(tmp_path / source), tokenizer=str(tokenizer_folder), vocab=256, folder=tmp_path / "tokens", report=listener)
     with pytest.raises(DataError, match="'bytes' has 256 tokens and the model a vocabulary of 100"):
         load_corpus(str(tmp_path / "a.txt"), vocab=100)

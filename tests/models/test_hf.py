@@ -3,6 +3,7 @@
 import copy
 import json
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,6 +141,17 @@ def test_values_that_do_not_go_together_are_one_paragraph(folder):
     with pytest.raises(ConfigError, match="GPT2LMHeadModel cannot be built from it") as caught:
         hf.build(hf.read_source(folder(n_head=5)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_not_looked_up_in_a_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no file or folder gpt2; nothing is fetched from a hub: give a config.json, or the folder that holds one"):
+        hf.read_source(Path("gpt2"))
+
+
+def test_a_model_type_with_no_near_name_gets_no_suggestion(folder):
+    with pytest.raises(ConfigError, match=r"does not know\. Correct it"):
+        hf.read_source(folder(model_type="my_model"))
 
 
 def test_files_that_are_no_config(tmp_path):

@@ -77,6 +77,9 @@ def test_bert_large_is_the_published_336_million_less_the_second_task():
 def test_an_unknown_size_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean gpt2-xl"):
         find_size("gpt", "gpt2xl")
+    for name in ("bert-large", "BERT-larg"):
+        with pytest.raises(ConfigError, match=r"bert-large is a size of model\.kind = 'bert'; set that\. Known: gpt2,"):
+            find_size("gpt", name)
     with pytest.raises(ConfigError, match=r"Known: bert-base, bert-large"):
         find_size("bert", "huge")
     with pytest.raises(ConfigError, match=r"model.kind = 'lstm' has none"):

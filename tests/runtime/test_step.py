@@ -186,6 +186,16 @@ def test_misuse_is_refused_with_a_reason():
     with pytest.raises(UserError, match="one rank"):
         ph.Mesh(dp=2)
     optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UserError, match=r"loss is a str, .*called as loss\(output, batch\)"):
+        ph.plan(model, batch, optimizer=optimizer, loss="mse")
+    with pytest.raises(UserError, match=r"pass the original module: model\._orig_mod"):
+        ph.plan(torch.compile(model, backend="eager"), batch, optimizer=optimizer)
+    with pytest.raises(UserError, match=r"wrapped in DataParallel; pass model\.module"):
+        ph.plan(torch.nn.DataParallel(model), batch, optimizer=optimizer)
+    with pytest.raises(BatchError, match="given a list of 2 batches, num_micro_batches is 1; set num_micro_batches=2"):
+        ph.plan(model, [batch, batch], optimizer=optimizer)
+    with pytest.raises(BatchError, match=r"a list of 0 batches, .*at least one"):
+        ph.plan(model, [], optimizer=optimizer)
     step = ph.compile(model, ph.plan(model, batch, optimizer=optimizer))
     optimizer.param_groups[0]["amsgrad"] = True
     with pytest.raises(UserError, match="amsgrad"):
@@ -196,6 +206,11 @@ def test_misuse_is_refused_with_a_reason():
         step(batch)
     model.tokens.weight.requires_grad_(True)
     step(batch)
+    with pytest.raises(BatchError, match=r"given 2 .a list.; pass one batch, or plan again"):
+        step([batch, batch])
+    ph.compile(model, ph.plan(model, batch, optimizer=optimizer))
+    with pytest.raises(UserError, match=r"or the model was planned and compiled again; .*use the newest step"):
+        step(batch)
     model.double()
     with pytest.raises(UserError, match="moved, replaced"):
         step(batch)

@@ -272,6 +272,17 @@ def test_a_failing_kernel_names_module_and_line():
     assert torch.isfinite(step(batch_for(gpt())))
 
 
+def test_dtypes_that_do_not_go_together_are_named():
+    """The fake tensors of a capture let a matrix product of two dtypes pass; plain PyTorch refuses it as the kernel does."""
+    model = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
+    batch = x()["x"].double()
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(batch)
+    with pytest.raises(UserError, match=r"dtypes of batch and parameters do not go together \(batch: .*float64\)") as caught:
+        compiled(model, batch, loss=lambda out, batch: out.mean())(batch)
+    assert "outside its range" not in str(caught.value)
+
+
 def test_small_mistakes_are_one_paragraph():
     model = Net(lambda net, h: h.sum())
     for code, text in [

@@ -77,7 +77,14 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
         ('[optimizer]\nkind = "rprop"\nweight_decay = 0', "optimizer.weight_decay means nothing for optimizer.kind = 'rprop', which has lr, options"),
         ("[optimizer]\noptions = 3", "optimizer.options is 3 (a whole number), expected a table"),
         ('[schedule]\nkind = "constant"\nmin_lr = 0', "schedule.min_lr means nothing for schedule.kind = 'constant', which has warmup_steps"),
-        ('[schedule]\nname = "StepLR"', "schedule.name means nothing for schedule.kind = 'cosine', which has warmup_steps, min_lr"),
+        (
+            '[schedule]\nname = "StepLR"',
+            "schedule.name means nothing for schedule.kind = 'cosine', which has warmup_steps, min_lr; set schedule.kind = \"torch\"",
+        ),
+        (
+            "[schedule.options]\ngamma = 0.5",
+            "schedule.options means nothing for schedule.kind = 'cosine', which has warmup_steps, min_lr; set schedule.kind = \"torch\"",
+        ),
         ('[schedule]\nkind = "torch"\nname = "StepLR"\nwarmup_steps = 5', "schedule.warmup_steps means nothing for schedule.kind = 'torch'"),
         ('[schedule]\nkind = "torch"', 'schedule.kind = "torch" needs schedule.name'),
         ("[memory]\nbudget = [1]", "memory.budget is [1] (a list), expected a whole number or a string"),
@@ -168,3 +175,10 @@ def test_configuration_data_and_schedule_need_no_torch():
 def test_the_demo_is_a_configuration():
     config = load_config(Path(__file__).parents[2] / "examples" / "demo.toml")
     assert config.data.corpus == "stdlib" and config.run.resume == "auto" and config.data.num_micro_batches == 1
+
+
+def test_the_explained_defaults_read_back_to_the_defaults(tmp_path):
+    path = tmp_path / "all.toml"
+    path.write_text(format_config(Config(), explained=True))
+    assert load_config(path) == Config()
+    assert "# [data]:" in path.read_text() and "# [precision]:" in path.read_text()

@@ -164,7 +164,7 @@ def test_changed_settings_and_data_are_said_at_a_resume(run, texts, out):
     run(run__steps=2)
     (texts / "more.txt").write_text("another text\n" * 50)
     run(run__resume="auto", run__steps=3, optimizer__lr=2e-3)
-    assert "settings changed since this run began: run.steps, optimizer.lr" in out.getvalue()
+    assert "settings changed since the last time: run.steps, optimizer.lr" in out.getvalue()
     assert "not bit for bit: corpus SHA-256 was" in out.getvalue()
 
 

@@ -31,8 +31,7 @@ def measure(shape: dict[str, int], rounds: int) -> dict[str, Any]:
     """All figures as JSON-able values. Raises UserError where there is no CUDA device."""
     if not torch.cuda.is_available():
         raise UserError(
-            "packhorse bench gpu: torch sees no CUDA device on this machine (torch.cuda.is_available() is "
-            "False); run it where one is, or packhorse bench step"
+            "bench gpu: torch sees no CUDA device on this machine (torch.cuda.is_available() is False); run it where one is, or packhorse bench step"
         )
     model, batch = starting_point(shape, 0.1, seed=0)
     model = model.cuda()

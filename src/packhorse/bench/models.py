@@ -100,7 +100,7 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--write", type=Path, help="Markdown file whose table is replaced")
     asked = parser.parse_args(arguments)
     if asked.rounds < 1 or asked.threads < 1:
-        raise UserError(f"packhorse bench models: --rounds {asked.rounds} --threads {asked.threads}: expected 1 or more of each")
+        raise UserError(f"bench models: --rounds {asked.rounds} --threads {asked.threads}: expected 1 or more of each")
     if asked.write:
         write_between(asked.write, BEGIN, END, None)
     torch.set_num_threads(asked.threads)

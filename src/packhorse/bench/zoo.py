@@ -7,6 +7,7 @@ captured shows module, line and reason. Words after `zoo` pick architectures by 
 
 import argparse
 import copy
+import difflib
 import json
 import statistics
 import warnings
@@ -109,6 +110,17 @@ def render(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def _called(architecture: Architecture, name: str) -> bool:
+    return name.lower() in f"{architecture.name} {architecture.family}".lower()
+
+
+def _nearest(name: str, zoo: list[Architecture]) -> str:
+    """In words, the architectures and families whose name, or its part before "For", is nearest."""
+    words = {word.lower(): word for a in zoo for word in (a.family, a.name.split("For")[0], a.name)}
+    close = difflib.get_close_matches(name.lower(), words, n=3)
+    return f"; the nearest are {', '.join(words[word] for word in close)}" if close else ""
+
+
 def run(arguments: list[str], *, as_json: bool) -> int:
     """The command. Exit code 0 if everything that was captured is bit-equal and exact, else 1."""
     parser = argparse.ArgumentParser(prog="packhorse bench zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,13 +130,13 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     try:
         import transformers
     except ImportError:
-        raise UserError("packhorse bench zoo needs transformers, which is not installed; install the extra: pip install 'packhorse[hf]'") from None
+        raise UserError("bench zoo needs transformers, which is not installed; install the extra: pip install 'packhorse[hf]'") from None
     transformers.logging.set_verbosity_error()
-    chosen = [a for a in architectures() if not asked.names or any(n.lower() in f"{a.name} {a.family}".lower() for n in asked.names)]
-    if not chosen:
-        raise UserError(
-            f"packhorse bench zoo: no architecture is called {' or '.join(asked.names)}; without a name all {len(architectures())} are run"
-        )
+    zoo = architectures()
+    for name in asked.names:
+        if not any(_called(a, name) for a in zoo):
+            raise UserError(f"bench zoo: no architecture is called {name}{_nearest(name, zoo)}; without a name all {len(zoo)} are run")
+    chosen = [a for a in zoo if not asked.names or any(_called(a, name) for name in asked.names)]
     if asked.write:
         write_between(asked.write, BEGIN, END, None)
     torch.set_num_threads(1)

@@ -82,7 +82,8 @@ def micro_batches(batch: Any, num_micro_batches: int) -> list[Any]:
     if len(found) != num_micro_batches:
         raise BatchError(
             f"the plan is made for num_micro_batches={num_micro_batches}, but the step was given {len(found)} "
-            f"({'a list' if isinstance(batch, list) else type(batch).__name__}); pass a list of {num_micro_batches} batches, or plan again"
+            f"({'a list' if isinstance(batch, list) else type(batch).__name__}); pass "
+            f"{'one batch' if num_micro_batches == 1 else f'a list of {num_micro_batches} batches'}, or plan again with another num_micro_batches"
         )
     return found
 

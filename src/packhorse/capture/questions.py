@@ -77,7 +77,7 @@ class Questions:
 
     def hold(self, tensors: list[Tensor]) -> bool:
         """Whether a batch of the same signature gives the same answers. tensors: those of the batch, in order; they are not changed."""
-        held: dict[int, Any] = {slot: tensors[place].clone() for slot, place in self.leaves.items()}
+        held: dict[int, Any] = {slot: tensors[place] for slot, place in self.leaves.items()}
         try:
             with torch.inference_mode(), torch.autocast(self.device_type, enabled=False):
                 for call, done in zip(self.calls, self.done):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
     except CaptureError:
         raise
     except _MODEL_ERRORS as error:
-        raise CaptureError(_explain(error, location.failed_module)) from error
+        in_loss = loss is not None and _passed(error.__traceback__, loss_of)
+        raise CaptureError(_explain(error, location.failed_module, in_loss)) from error
     finally:
         log.level = level
     if location.drawing_module is not None:
@@ -120,13 +122,20 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
 
 def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:
     """The scalar loss: loss(output, batch), the scalar output, or the output's `.loss`."""
-    found = loss(output, batch) if loss is not None else output
+    returned = loss(output, batch) if loss is not None else output
+    found = returned
     if not isinstance(found, torch.Tensor):
         found = found.get("loss") if isinstance(found, dict) else getattr(found, "loss", None)
     if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.is_floating_point():
-        seen = f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(output).__name__
+        seen = (
+            f"{str(found.dtype).removeprefix('torch.')} of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(returned).__name__
+        )
+        if loss is not None:
+            raise CaptureError(f"the loss function returned {seen}, expected a floating-point scalar: one loss for the whole batch, such as a mean")
+        unlabelled = isinstance(batch, dict) and bool({"input_ids", "pixel_values"} & batch.keys()) and "labels" not in batch
+        hint = "; the batch has no labels, and many models give a loss only with them: add labels to it" if unlabelled else ""
         raise CaptureError(
-            f"the model's output is no scalar loss and has no scalar `.loss`: seen {seen}; return the loss from forward, or pass "
+            f"the model's output is no scalar loss and has no scalar `.loss`: seen {seen}{hint}; return the loss from forward, or pass "
             "loss=function(output, batch) that returns a floating-point scalar"
         )
     return found if found.dim() == 0 else found.reshape(())
@@ -144,18 +153,35 @@ def _fake(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device, requir
     return fake.requires_grad_() if requires_grad else fake
 
 
-def _explain(error: BaseException, module: str | None) -> str:
+def _passed(trace: TracebackType | None, function: Callable) -> bool:
+    """Whether an exception's traceback goes through `function`."""
+    while trace is not None:
+        if trace.tb_frame.f_code is function.__code__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _explain(error: BaseException, module: str | None, in_loss: bool) -> str:
+    """in_loss: the error came out of the caller's loss function, not the model."""
     kind = type(error).__name__
-    where = f"in module {module!r}" if module else "in the outermost module"
+    where = "in the loss function" if in_loss else f"in module {module!r}" if module else "in the outermost module"
     line = user_line_of(error.__traceback__)
     place = f"{where}, at {line}" if line else where
     text = str(error).strip().splitlines()[0] if str(error).strip() else kind
     if kind in _DATA_DEPENDENT or "data-dependent" in str(error) or "aten._local_scalar_dense" in str(error):
         return (
             f"the training step cannot be captured: {place}, the code looks at the values inside a tensor ({text}); a plan must hold for every "
-            "batch, so replace .item(), bool(tensor), nonzero() and shapes that depend on data by torch.where, masks or a fixed size"
+            "batch, so replace .item(), bool(tensor), nonzero() and shapes that depend on data by torch.where, masks or a fixed size; yes-or-no "
+            "questions may be asked of the batch's whole numbers and truth values (masks, ids), not of floats or activations"
         )
-    return (
-        f"the training step cannot be captured: {place}, the model raised {kind}: {text}; run the model once in plain PyTorch on this batch: "
-        "if it fails there too, mend it there; if it works, replace this line by operators with shapes that do not depend on data"
-    )
+    if in_loss:
+        said = f"the loss function raised {kind}{f' at {line}' if line else ''}: {text}; it is called as loss(output, batch)"
+    else:
+        said = f"{place}, the model raised {kind}: {text}"
+    if isinstance(error, NotImplementedError) or kind.startswith("Unsupported"):
+        advice = ": if it fails there too, mend it there; if it works, replace this line by operators with shapes that do not depend on data"
+    else:
+        advice = " and mend it there; if it works there, it cannot be captured as it is"
+    what = "model and loss" if in_loss else "the model"
+    return f"the training step cannot be captured: {said}; run {what} once in plain PyTorch on this batch{advice}"

@@ -61,7 +61,7 @@ def verify(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="
 
 @app.command("to-hf")
 def to_hugging_face(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or one of its checkpoints")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write, which does not exist yet")],
     checkpoint: Checkpoint = None,
     as_json: AsJson = False,
@@ -69,6 +69,7 @@ def to_hugging_face(
     """Write the model of a run as a folder that from_pretrained loads."""
     from packhorse.checkpoint.hugging_face import export_run
 
+    run, checkpoint = _run_and_checkpoint(run, checkpoint)
     export_run(run, out, checkpoint=checkpoint, say=lambda text: typer.echo(text, err=as_json))
     if as_json:
         typer.echo(json.dumps({"run": str(run), "out": str(out)}))
@@ -86,6 +87,19 @@ def from_hugging_face(
     import_folder(folder, run, say=lambda text: typer.echo(text, err=as_json))
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "run": str(run)}))
+
+
+def _run_and_checkpoint(given: Path, checkpoint: Path | None) -> tuple[Path, Path | None]:
+    """The run that `given` is, or that it is a checkpoint of, RUN/checkpoints/step-N, which is then the one to use."""
+    from packhorse.checkpoint.inspect import is_checkpoint
+
+    if not is_checkpoint(given) or (given / "config.toml").is_file():
+        return given, checkpoint
+    run = given.absolute().parent.parent
+    if checkpoint is not None or not (run / "config.toml").is_file():
+        seen = "and --checkpoint names one too" if checkpoint is not None else "and lies in no run"
+        raise CheckpointError(f"{given} is a checkpoint, {seen}; give the folder of the run, and the checkpoint with --checkpoint")
+    return run, given
 
 
 def _losses(folder: Path) -> dict[int, dict[str, float]]:

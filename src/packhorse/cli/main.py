@@ -31,10 +31,14 @@ app.add_typer(ckpt_app, name="ckpt")
 @app.command()
 def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the memory ledger of one training step, without training."""
-    from packhorse.cli.planned import plan_of
+    from packhorse.cli.planned import plan_of, sizes_of
+    from packhorse.train.fits import fit_line, free_bytes
 
     made = plan_of(config, overrides or [])
-    typer.echo(json.dumps(made.to_dict()) if as_json else str(made))
+    if as_json:
+        typer.echo(json.dumps(made.to_dict()))
+    else:
+        typer.echo(f"{sizes_of(config, overrides or [])}\n{made}\n{fit_line(made.peak_bytes, free_bytes())}")
 
 
 @app.command()
@@ -107,6 +111,20 @@ def sample(
     for piece in pieces:
         typer.echo(printable(piece), nl=False)
     typer.echo()
+
+
+@app.command("config")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="TOML file; without it all defaults")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print every setting with its meaning, as a TOML file to begin from."""
+    from packhorse.train.config import Config
+    from packhorse.train.config_file import format_config, load_config
+
+    settings = Config() if config is None else load_config(config, overrides or [])
+    typer.echo(json.dumps(settings.to_dict()) if as_json else format_config(settings, explained=True))
 
 
 @app.command()

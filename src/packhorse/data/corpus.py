@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from packhorse.data.documents import JSONL, STDLIB, Document, blocks, documents, no_text, root_of, text_files
+from packhorse.data.documents import JSONL, STDLIB, Document, blocks, documents, no_text, num_left_out, root_of, text_files
 from packhorse.data.split import VALIDATION_SHARE, choose_split, goes_to_validation
 from packhorse.data.token_file import SUFFIX, TokenDtype, TokenFile, Tokens, open_token_file, require_unchanged
 from packhorse.data.tokenized import TRAIN, VALIDATION, Report, Texts, Tokenized, find_tokenized, tokenize
@@ -27,6 +27,7 @@ class Corpus:
     files where `data.corpus` is token files (`TokenFile.digest`).
     `split` says in words how validation text was set apart. `num_documents` is None for token files, which do not say.
     Tokens lie in [0, vocab); `vocab` None means that nothing bounds them. `files` are those that the tokens are mapped from.
+    `num_left_out` files of the folder have no suffix of text; `num_copies` had the content of another, which is read once.
     """
 
     name: str
@@ -39,14 +40,19 @@ class Corpus:
     vocab: int | None = 256
     num_replaced: int = 0
     files: tuple[TokenFile, ...] = ()
+    num_left_out: int = 0
+    num_copies: int = 0
 
     def describe(self) -> str:
         """One line: how much there is, and how it is split."""
         num = self.num_documents
         documents = "" if num is None else f"{num:,} document{'s' * (num != 1)}, "
         replaced = f"; {self.num_replaced:,} characters stand for bytes that are not UTF-8" if self.num_replaced else ""
+        passed = [f"{self.num_left_out:,} file{'s' * (self.num_left_out != 1)} left out (no known suffix)"] if self.num_left_out else []
+        passed += [f"{self.num_copies:,} cop{'y' if self.num_copies == 1 else 'ies'} of files already read"] if self.num_copies else []
+        beside = f"; {', '.join(passed)}" if passed else ""
         train, validation = len(self.train), len(self.validation)
-        return f"{documents}{train:,} {self.unit}s to train on, {validation:,} to validate ({self.split}){replaced}"
+        return f"{documents}{train:,} {self.unit}s to train on, {validation:,} to validate ({self.split}){replaced}{beside}"
 
 
 def load_corpus(
@@ -126,11 +132,13 @@ def _from_tokenized(source: str, made: Tokenized, vocab: int) -> Corpus:
     # made.digest is over every token as it was written; the sample sees what has become of the files since
     digest = _combined([made.digest, *(file.digest for file in files)])
     train, validation = (file.tokens for file in files)
-    return Corpus(source, train, validation, made.num_documents, digest, made.split, "token", vocab, made.num_replaced, files)
+    left_out, copies = num_left_out(source), made.num_copies
+    return Corpus(source, train, validation, made.num_documents, digest, made.split, "token", vocab, made.num_replaced, files, left_out, copies)
 
 
 def _in_memory(source: str, paths: list[Path], field: str) -> Corpus:
-    found = [(document, b"".join(blocks(document, 0, document.num_bytes))) for document in documents(paths, field)]
+    copies: list[Path] = []
+    found = [(document, b"".join(blocks(document, 0, document.num_bytes))) for document in documents(paths, field, copies.append)]
     if not found:
         raise no_text(source)
     to_validation = [document for document, _ in found if goes_to_validation(document.digest)]
@@ -153,6 +161,8 @@ def _in_memory(source: str, paths: list[Path], field: str) -> Corpus:
         digest,
         split.in_words,
         num_replaced=_num_replaced(found),
+        num_left_out=num_left_out(source),
+        num_copies=len(copies),
     )
 
 
@@ -168,7 +178,8 @@ def _require_room(name: str, tokens: int, vocab: int | None) -> None:
     if vocab is not None and tokens > vocab:
         raise DataError(
             f"data.tokenizer = {name!r} has {tokens:,} tokens and the model a vocabulary of {vocab:,}: the last ones would have no row in its "
-            f"embedding. Set model.vocab to {tokens} or more, or choose the tokenizer that belongs to the model"
+            f"embedding. Set model.vocab (for model.kind 'hf', vocab_size in its config.json) to {tokens} or more, or choose the tokenizer that "
+            "belongs to the model"
         )
 
 
@@ -176,6 +187,7 @@ def outside_vocabulary(token: int, place: int | None, where: str, vocab: int) ->
     """The error of a token that the model has no row for."""
     at = f" at place {place:,}" if place is not None else ""
     return DataError(
-        f"token {token:,}{at} of {where} is outside the model's vocabulary of {vocab:,}; set model.vocab above the largest token, or "
-        "data.token_dtype to what the file was written with, or choose the file that belongs to the model's tokenizer"
+        f"token {token:,}{at} of {where} is outside the model's vocabulary of {vocab:,}; set model.vocab (for model.kind 'hf', vocab_size in "
+        "its config.json) above the largest token, or data.token_dtype to what the file was written with, or choose the file that belongs to the "
+        "model's tokenizer"
     )

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -73,6 +73,15 @@ def text_files(source: str) -> list[Path]:
     return found
 
 
+def num_left_out(source: str) -> int:
+    """How many files `text_files` passes over because of how their names end, hidden ones aside; 0 for "stdlib" and for one file."""
+    root = root_of(source)
+    if source == STDLIB or not root.is_dir():
+        return 0
+    found = _walk(root, frozenset({"__pycache__"}), None)
+    return sum(path.suffix.lower() not in TEXT_SUFFIXES and not path.name.startswith(".") for path in found)
+
+
 def no_text(source: str) -> DataError:
     """The error of a corpus without a byte of text."""
     root = root_of(source)
@@ -84,10 +93,11 @@ def no_text(source: str) -> DataError:
     )
 
 
-def documents(paths: list[Path], field: str) -> Iterator[Document]:
+def documents(paths: list[Path], field: str, on_copy: Callable[[Path], None] | None = None) -> Iterator[Document]:
     """The documents of `paths` in their order; `field` is the key of the text in a line of JSONL. Empty ones are left out.
 
     Of files with the same content the first counts: a copy could put the same text on both sides of a split. Lines of JSONL are all kept.
+    on_copy hears of each copy that is passed over.
     Raises DataError naming the file, and the line, if one cannot be read, is no JSON object, or has no text under `field`.
     """
     seen: set[bytes] = set()
@@ -96,9 +106,12 @@ def documents(paths: list[Path], field: str) -> Iterator[Document]:
             with open(path, "rb") as file:
                 if path.suffix.lower() == JSONL:
                     yield from _lines(path, file, field)
-                elif (document := _whole_file(path, file)).num_bytes and document.digest not in seen:
-                    seen.add(document.digest)
-                    yield document
+                elif (document := _whole_file(path, file)).num_bytes:
+                    if document.digest not in seen:
+                        seen.add(document.digest)
+                        yield document
+                    elif on_copy is not None:
+                        on_copy(path)
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -144,7 +157,9 @@ def decode(raw: bytes) -> tuple[str, int]:
         return text, text.count("\ufffd") - raw.count("\ufffd".encode())
 
 
-def _walk(root: Path, excluded: frozenset[str], suffixes: frozenset[str]) -> Iterator[Path]:
+def _walk(root: Path, excluded: frozenset[str], suffixes: frozenset[str] | None) -> Iterator[Path]:
+    """Files in sorted order, those that end in one of `suffixes` or all."""
+
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot list the folder {error.filename}: {error.strerror}; make it readable or leave it out of data.corpus")
 
@@ -152,7 +167,7 @@ def _walk(root: Path, excluded: frozenset[str], suffixes: frozenset[str]) -> Ite
         # Sorting in place also fixes the order in which os.walk descends.
         subfolders[:] = sorted(name for name in subfolders if name not in excluded and not name.startswith("."))
         for name in sorted(names):
-            if Path(name).suffix.lower() in suffixes:
+            if suffixes is None or Path(name).suffix.lower() in suffixes:
                 yield Path(folder, name)
 
 

@@ -63,7 +63,8 @@ class Texts:
 class Tokenized:
     """A folder that holds train.bin and val.bin, tokens of `dtype`, and manifest.json with the rest of these fields.
 
-    `digest` is a SHA-256 over every token of both sides. `num_replaced` characters stand for bytes that were not UTF-8.
+    `digest` is a SHA-256 over every token of both sides. `num_replaced` characters stand for bytes that were not UTF-8. `num_copies` files were
+    copies of others and passed over.
     """
 
     folder: Path
@@ -75,6 +76,7 @@ class Tokenized:
     num_replaced: int
     split: str
     digest: str
+    num_copies: int = 0
 
     @property
     def train(self) -> Path:
@@ -164,6 +166,7 @@ def _write(texts: Texts, staging: Path, report: Report) -> dict[str, Any]:
         "num_documents": survey.num_documents,
         "num_bytes": survey.num_bytes,
         "num_replaced": num_replaced,
+        "num_copies": survey.num_copies,
         "split": split.in_words,
         "digest": hashlib.sha256(f"{dtype}:{digests}".encode()).hexdigest(),
     }
@@ -179,12 +182,14 @@ class _Survey:
     num_documents: int
     num_bytes: int
     num_replaced: int
+    num_copies: int
 
 
 def _survey(texts: Texts, total: int, report: Report) -> tuple[Split, _Survey]:
     num_documents, num_bytes, num_validation, validation_bytes, num_replaced = 0, 0, 0, 0, 0
+    copies: list[Path] = []
     with report.progress("reading", total) as advance:
-        for document in documents(texts.paths, texts.field):
+        for document in documents(texts.paths, texts.field, copies.append):
             num_documents, num_bytes, num_replaced = num_documents + 1, num_bytes + document.num_bytes, num_replaced + document.num_replaced
             if goes_to_validation(document.digest):
                 num_validation, validation_bytes = num_validation + 1, validation_bytes + document.num_bytes
@@ -194,7 +199,7 @@ def _survey(texts: Texts, total: int, report: Report) -> tuple[Split, _Survey]:
     split = choose_split(
         num_documents=num_documents, num_validation=num_validation, num_bytes=num_bytes, validation_bytes=validation_bytes, name="documents"
     )
-    return split, _Survey(num_documents, num_bytes, num_replaced)
+    return split, _Survey(num_documents, num_bytes, num_replaced, len(copies))
 
 
 @dataclass(frozen=True)

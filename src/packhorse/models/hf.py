@@ -65,6 +65,8 @@ def read_source(path: Path, objective: str = "auto") -> Source:
     Raises ConfigError if the file is missing or damaged, its model_type is unknown (with the nearest known one), its values do not go
     together, it asks for quantized weights, or the model has no class for `objective`.
     """
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}; nothing is fetched from a hub: give a config.json, or the folder that holds one")
     path = path / "config.json" if path.is_dir() else path
     original = _read_json(path)
     config = _config(original, path)
@@ -192,7 +194,7 @@ def max_seq_len(source: Source, model: nn.Module) -> int | None:
 def _config(original: dict[str, Any], path: Path) -> Any:
     kind = original.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        close = difflib.get_close_matches(str(kind).lower(), list(CONFIG_MAPPING.keys()), n=1, cutoff=0.5)
+        close = difflib.get_close_matches(str(kind).lower(), list(CONFIG_MAPPING.keys()), n=1, cutoff=0.7)
         hint = f"; the nearest that it knows is {close[0]!r}" if close else ""
         own_code = "; the code that it names under auto_map is not run" if "auto_map" in original else ""
         raise ConfigError(

@@ -88,14 +88,18 @@ SIZES = {"gpt": GPT_SIZES, "bert": BERT_SIZES}
 
 
 def find_size(kind: str, name: str) -> Size:
-    """The size called `name` of model.kind `kind`. Raises ConfigError with the nearest known name, or if the kind has no named sizes."""
+    """The size called `name` of model.kind `kind`. Raises ConfigError with the nearest known name, of whatever kind, or if the
+    kind has no named sizes."""
     if kind not in SIZES:
         raise ConfigError(
             f"model.size = {name!r} names a published size, and model.kind = {kind!r} has none; "
             f"expected model.kind {' or '.join(SIZES)}, or set layers and width instead"
         )
     if name not in SIZES[kind]:
-        close = difflib.get_close_matches(name.lower(), SIZES[kind], n=1, cutoff=0.5)
+        homes = {size: home for home, sizes in SIZES.items() for size in sizes}
+        close = difflib.get_close_matches(name.lower(), homes, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
+        if close and homes[close[0]] != kind:
+            hint = f"{close[0]} is a size of model.kind = {homes[close[0]]!r}; set that. "
         raise ConfigError(f"model.size = {name!r} is no known size of kind {kind!r}; {hint}Known: {', '.join(SIZES[kind])}")
     return SIZES[kind][name]

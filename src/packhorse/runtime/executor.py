@@ -80,11 +80,14 @@ class BoundProgram:
     def _failure(self, index: int, error: Exception) -> str:
         instruction = self.program.instructions[index]
         op, module, source = (instruction.op, instruction.module, instruction.source) if isinstance(instruction, Call) else ("copy", "", "")
+        advice = "look at the batch's values (an index or a label outside its range, for example)"
+        if "dtype" in str(error) or "expected scalar type" in str(error):
+            dtypes = ", ".join(f"{name} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in self.batch.items())
+            advice = f"the dtypes of batch and parameters do not go together (batch: {dtypes}): convert the batch and plan again"
         return (
             f"{op} failed in module {module or '(outermost)'!r} at {source or 'an unknown line'}: "
             f"{str(error).strip().splitlines()[0]}; no parameter was changed "
-            "unless this is the update; if plain PyTorch runs this batch, that is a fault of packhorse; "
-            "otherwise look at the batch's values (an index or a label outside its range, for example)"
+            f"unless this is the update; if plain PyTorch runs this batch, that is a fault of packhorse; otherwise {advice}"
         )
 
     # -- binding --------------------------------------------------------------------------------------------------------------------

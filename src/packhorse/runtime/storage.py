@@ -78,6 +78,6 @@ def check_model(model: torch.nn.Module, homes: dict[str, tuple[int, bool]]) -> N
     moved = next(name for name in [*homes, *now] if now.get(name) != homes.get(name))
     raise UserError(
         f"{moved!r} of the model has been moved, replaced, added or removed since packhorse.compile (by "
-        f".to(), .half(), a new Parameter, .data = ...); "
-        "change values in place (load_state_dict, copy_), or plan and compile again"
+        f".to(), .half(), a new Parameter, .data = ...), or the model was planned and compiled again; "
+        "change values in place (load_state_dict, copy_), use the newest step, or plan and compile again"
     )

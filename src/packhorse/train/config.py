@@ -212,7 +212,8 @@ class ScheduleConfig:
         used = {"torch": ("name", "options"), "constant": ("warmup_steps",)}.get(self.kind, ("warmup_steps", "min_lr"))
         for key in ("warmup_steps", "min_lr", "name", "options"):
             if key not in used and getattr(self, key) not in (None, {}):
-                raise ConfigError(f"schedule.{key} means nothing for schedule.kind = {self.kind!r}, which has {', '.join(used)}; leave it out")
+                advice = 'set schedule.kind = "torch", or leave it out' if key in ("name", "options") else "leave it out"
+                raise ConfigError(f"schedule.{key} means nothing for schedule.kind = {self.kind!r}, which has {', '.join(used)}; {advice}")
         if self.kind == "torch" and self.name is None:
             raise ConfigError('schedule.kind = "torch" needs schedule.name, the name of a class of torch.optim.lr_scheduler such as "ExponentialLR"')
         if self.warmup_steps is None and "warmup_steps" in used:

@@ -1,6 +1,7 @@
 """A TOML file and `--set` overrides -> Config, and back. Unknown keys and wrong types are errors that name the nearest right one."""
 
 import difflib
+import inspect
 import json
 import math
 import tomllib
@@ -53,10 +54,15 @@ def config_from_dict(given: Mapping[str, Any]) -> Config:
     return Config(**resolved)
 
 
-def format_config(config: Config) -> str:
-    """The whole configuration as TOML that load_config reads back to an equal Config; keys without a value stand as comments."""
-    lines = []
+def format_config(config: Config, explained: bool = False) -> str:
+    """The whole configuration as TOML that load_config reads back to an equal Config; keys without a value stand as comments.
+
+    explained: each section begins with what it says of itself, as comments.
+    """
+    lines, kinds = [], get_type_hints(Config)
     for section, values in config.to_dict().items():
+        if explained:
+            lines += [f"# {line}".rstrip() for line in inspect.cleandoc(kinds[section].__doc__ or "").splitlines()]
         lines.append(f"[{section}]")
         lines += [f"# {key} is not set" if value is None else f"{key} = {_toml(value)}" for key, value in values.items()]
         lines.append("")

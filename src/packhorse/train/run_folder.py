@@ -85,7 +85,7 @@ class RunFolder:
         if self.config.exists():
             changed = differing_keys(load_config(self.config), config)
             if changed := [key for key in changed if key not in ("run.dir", "run.resume")]:
-                report(f"settings changed since this run began: {', '.join(changed)}")
+                report(f"settings changed since the last time: {', '.join(changed)}")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             # In one move: a kill must not leave half a configuration, which the next --resume auto could not read.

@@ -10,6 +10,7 @@ from packhorse.train.config import Config
 from packhorse.train.config_file import format_config
 from packhorse.train.console import Console
 from packhorse.train.engine import Engine
+from packhorse.train.fits import fit_line, free_bytes, require_fit
 from packhorse.train.meter import Meter
 from packhorse.train.metrics import MetricsFile
 from packhorse.train.optimizer import make_scheduler
@@ -40,9 +41,11 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     plan = build_plan(config, engine, model, optimizer)
     console.say(str(plan))
     if dry_run or corpus is None:
+        console.say(fit_line(plan.peak_bytes, free_bytes()))
         console.record({"kind": "plan", "step": 0, "plan": plan.to_dict()})
         console.say(f"dry run: nothing was trained or written; the run would start {f'from {checkpoint}' if checkpoint else 'at step 1'}")
         return 0
+    require_fit(plan.peak_bytes, sum(t.nbytes for t in [*model.parameters(), *model.buffers()]), free_bytes())
     with folder.locked():
         step = build_step(config, engine, model, plan, scheduler)
         step_tokens = config.data.global_batch_size * config.data.seq_len
@@ -52,7 +55,8 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
             trainer.resume(str(checkpoint))
         elif config.run.trial_save:
             trainer.trial_save()
-        folder.write_config(config, console.say)
+        if trainer.steps_done < config.run.steps:  # otherwise the folder keeps the settings that it was trained with
+            folder.write_config(config, console.say)
         folder.set_aside_beyond(trainer.steps_done, console.say)
         with (
             open_sinks(config, folder, trainer.steps_done, console.say) as sinks,
