@@ -60,27 +60,10 @@ def plan(
 
     Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.
     """
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        seen = f"{type(model).__name__} and optimizer={type(optimizer).__name__}"
-        raise UserError(f"packhorse.plan(model, batch, optimizer=...): expected a torch.nn.Module and a torch.optim optimizer, seen {seen}")
-    _refuse_wrapped(model)
-    if loss is not None and not callable(loss):
-        raise UserError(
-            f"packhorse.plan: loss is a {type(loss).__name__}, expected a function that is called as loss(output, batch) and returns a "
-            "floating-point scalar, or None to take the model's own loss"
-        )
+    _check_arguments(model, batch, optimizer, loss, clip_norm, num_micro_batches)
     mesh = mesh or Mesh()
     _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute)
     widths = _widths(model, precision, grad_dtype)
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
-        raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
-    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
-        raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
-    if isinstance(batch, list) and len(batch) != num_micro_batches:
-        raise BatchError(
-            f"packhorse.plan was given a list of {len(batch)} batches, num_micro_batches is {num_micro_batches}; "
-            f"{f'set num_micro_batches={len(batch)}' if batch else 'give at least one batch'}"
-        )
     check_optimizer(model, optimizer)
     check_parameters(model)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
@@ -141,6 +124,28 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
         raise UserError("packhorse.plan was given a model compiled by torch.compile; pass the original module: model._orig_mod")
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise UserError(f"packhorse.plan was given a model wrapped in {type(model).__name__}; pass model.module, the model inside it")
+
+
+def _check_arguments(model: Any, batch: Any, optimizer: Any, loss: Any, clip_norm: Any, num_micro_batches: Any) -> None:
+    """Raises UserError or BatchError for what is wrong by itself."""
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        seen = f"{type(model).__name__} and optimizer={type(optimizer).__name__}"
+        raise UserError(f"packhorse.plan(model, batch, optimizer=...): expected a torch.nn.Module and a torch.optim optimizer, seen {seen}")
+    _refuse_wrapped(model)
+    if loss is not None and not callable(loss):
+        raise UserError(
+            f"packhorse.plan: loss is a {type(loss).__name__}, expected a function that is called as loss(output, batch) and returns a "
+            "floating-point scalar, or None to take the model's own loss"
+        )
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+        raise UserError(f"clip_norm={clip_norm!r}: the largest norm of the gradients is a positive number, or None for no clipping")
+    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
+        raise UserError(f"num_micro_batches={num_micro_batches!r}: a step has a whole number of micro-batches, 1 or more")
+    if isinstance(batch, list) and len(batch) != num_micro_batches:
+        raise BatchError(
+            f"packhorse.plan was given a list of {len(batch)} batches, num_micro_batches is {num_micro_batches}; "
+            f"{f'set num_micro_batches={len(batch)}' if batch else 'give at least one batch'}"
+        )
 
 
 def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | None) -> Widths:

@@ -34,9 +34,10 @@ def sizes_of(path: Path, overrides: Iterable[str]) -> str:
         or model.config
         or ", ".join(f"{key} {value}" for key in ("layers", "width", "heads") if (value := getattr(model, key)) is not None)
     )
+    micros = f"{data.num_micro_batches} micro-batch" + ("es" if data.num_micro_batches > 1 else "")
     return (
-        f"one step of {model.kind} ({named}), {config.precision.compute}, {config.optimizer.kind}: {data.num_micro_batches} micro-batches of "
-        f"{data.micro_batch_size} samples of {data.seq_len} tokens"
+        f"one step of {model.kind} ({named}), {config.precision.compute}, {config.optimizer.kind}: {micros} of {data.micro_batch_size} samples of "
+        f"{data.seq_len} tokens"
     )
 
 
