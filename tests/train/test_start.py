@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import packhorse.train.trainer as trainer
 from packhorse.checkpoint import newest_checkpoint, read_checkpoint
 from packhorse.cli.main import app
 from packhorse.data import load_corpus
+from packhorse.errors import UserError
 from packhorse.train.build import build_model, build_optimizer, training_batch
 from packhorse.train.config_file import config_from_dict, format_config
 from packhorse.train.console import Console
@@ -120,6 +122,24 @@ def go_until(config, stop_at):
     finally:
         trainer.training_batch = taken
     assert code == 128 + signal.SIGTERM and f"SIGTERM: step {stop_at} is saved" in said
+
+
+def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(settings, monkeypatch):
+    config = settings()
+    monkeypatch.setattr("packhorse.train.start.free_bytes", lambda: 1000)
+    with pytest.raises(UserError, match="this machine has 1000 B free"):
+        go(config)
+    assert not Path(config.run.dir).exists()
+    monkeypatch.undo()
+    assert go(config)[0] == 0  # the folder is free
+
+
+def test_a_finished_run_keeps_the_settings_it_was_trained_with(settings):
+    config = settings(steps=2)
+    go(config)
+    before = (Path(config.run.dir) / "config.toml").read_text()
+    go(replace(config, run=replace(config.run, resume="auto"), optimizer=replace(config.optimizer, lr=0.5)))
+    assert (Path(config.run.dir) / "config.toml").read_text() == before
 
 
 def test_predicted_is_measured(settings):
