@@ -93,7 +93,10 @@ def test_another_batch_with_the_same_answers_makes_no_program():
 def test_micro_batches_may_answer_differently():
     x = torch.randn(2, 4, 8)
     full, none, some = masks()
-    both(Masked(), [[(x, full), (x, some)], [(x, none), (x, none)]], num_micro_batches=2)
+    step = both(Masked(), [[(x, full), (x, some)], [(x, none), (x, none)]], num_micro_batches=2)
+    # first and next for each of the other answers come from one capture
+    assert sorted(len(made) for made in step.programs.captured.values()) == [2]
+    assert sorted(key[0] for key in step.programs.planned) == ["first", "first", "next", "next", "next", "update"]
 
 
 def test_evaluate_asks_too():

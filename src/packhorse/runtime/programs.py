@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.batch import Signature, check_like, signature, tensors_of
-from packhorse.capture.capture import capture, capture_evaluation
+from packhorse.capture.capture import Captured, capture, capture_evaluation
 from packhorse.capture.questions import Questions
 from packhorse.errors import BudgetError, CaptureError
 from packhorse.graph.ir import Graph
@@ -40,6 +40,7 @@ class Programs:
         self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
+        self.captured: dict[tuple, list[Captured]] = {}  # (signature, modes) -> what was captured since the plan was made
         self.asked: dict[tuple, list[Questions]] = {}  # (name, signature, modes) -> the questions of each program made for it
         for name, planned in plan.programs.items():
             if name in ("first", "next"):
@@ -74,8 +75,7 @@ class Programs:
         if name == "evaluate":
             graph, constants, questions = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
         else:
-            widths = self.job.widths
-            captured = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
+            captured = self._captured(micro, key[1:])
             found = captured.next if name == "next" else captured.first
             assert found is not None
             graph, constants, questions = found, captured.constants, captured.questions
@@ -115,6 +115,16 @@ class Programs:
                 stacklevel=6,
             )
         return key
+
+    def _captured(self, micro: Any, key: tuple) -> Captured:
+        """The graphs for a micro-batch: "first" and "next" come from one capture. key: signature and modes."""
+        for known in self.captured.get(key, ()):
+            if known.questions.hold(tensors_of(micro)):
+                return known
+        widths = self.job.widths
+        made = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
+        self.captured.setdefault(key, []).append(made)
+        return made
 
     def bind_all(self) -> None:
         """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
