@@ -79,8 +79,7 @@ def plan(
         "norm": norm_graph(model, persistent, clip_norm),
         "update": update_graph(optimizer, persistent, owned),
     }
-    kept = None if widths.grads is None else SHORT[widths.grads]
-    options = Options(recompute, budget, num_micro_batches, clip_norm, precision, kept, mesh, in_place, share)
+    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
     parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
     job = Job(optimizer, loss, widths, given, captured.questions, captured.constants, parameters, modes_of(model), group_structure(optimizer))
     return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, job)

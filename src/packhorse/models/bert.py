@@ -8,29 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from packhorse.models.gpt import Attention
 from packhorse.models.sizes import Size
 
 INIT_STD = 0.02
 NORM_EPS = 1e-12
 SEGMENTS = 2
 IGNORED = -100  # a label that takes no part in the loss
-
-
-class Attention(nn.Module):
-    """Self-attention of every token to every other: x (B, T, D) -> (B, T, D), with D/H channels a head."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, D = x.shape
-        q, k, v = (part.view(B, T, self.heads, D // self.heads).transpose(1, 2) for part in self.qkv(x).split(D, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        return self.out(mixed.transpose(1, 2).reshape(B, T, D))
 
 
 class Block(nn.Module):
@@ -43,7 +27,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()
         self.pre_norm = pre_norm
-        self.attention = Attention(width, heads, dropout)
+        self.attention = Attention(width, heads, dropout, causal=False)
         self.norm_attention = nn.LayerNorm(width, eps=NORM_EPS)
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.norm_feed_forward = nn.LayerNorm(width, eps=NORM_EPS)

@@ -15,12 +15,13 @@ INIT_STD = 0.02
 
 
 class Attention(nn.Module):
-    """Causal self-attention: x (B, T, D) -> (B, T, D), with D/H channels a head."""
+    """Self-attention: x (B, T, D) -> (B, T, D), with D/H channels a head. causal: no token sees a later one."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.causal = causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -28,7 +29,7 @@ class Attention(nn.Module):
         B, T, D = x.shape
         q, k, v = (part.view(B, T, self.heads, D // self.heads).transpose(1, 2) for part in self.qkv(x).split(D, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(B, T, D))
 
 

@@ -3,25 +3,17 @@
 import torch
 from torch import Tensor
 
+from packhorse.optim.adam import changes_grad, moments
 from packhorse.optim.elementwise import Elementwise, Group, Needs, number
 
 
 def _needs(group: Group) -> Needs:
-    changes = bool(group["maximize"] or (group["weight_decay"] != 0 and not group["decoupled_weight_decay"]))
-    return Needs({"exp_avg": 0.0, "exp_avg_sq": 0.0}, {"step": 0.0}, 2, changes)
+    return Needs({"exp_avg": 0.0, "exp_avg_sq": 0.0}, {"step": 0.0}, 2, changes_grad(group))
 
 
 def _step(param: Tensor, grad: Tensor, state: dict[str, Tensor], count: float, group: Group, space: list[Tensor]) -> None:
-    lr, decay, (beta1, beta2) = number(group["lr"]), group["weight_decay"], group["betas"]
-    first, second = state["exp_avg"], state["exp_avg_sq"]
-    if group["maximize"]:
-        grad.neg_()
-    if decay != 0 and group["decoupled_weight_decay"]:
-        param.mul_(1 - lr * decay)
-    elif decay != 0:
-        grad.add_(param, alpha=decay)
-    first.lerp_(grad, 1 - beta1)
-    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    lr, (beta1, beta2) = number(group["lr"]), group["betas"]
+    first, second = moments(param, grad, state, group)
     correction = 1 - beta2**count
     update = torch.div(first, 1 - beta1**count, out=space[1]).mul_(lr)
     longest = 2 / (1 - beta2) - 1

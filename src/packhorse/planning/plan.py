@@ -56,8 +56,6 @@ class Options:
     budget: int | str | None = None
     num_micro_batches: int = 1
     clip_norm: float | None = None
-    precision: str = "fp32"
-    grad_dtype: str | None = None
     mesh: Mesh = field(default_factory=Mesh)
     in_place: bool = True
     share: bool = True
