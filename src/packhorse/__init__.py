@@ -20,13 +20,15 @@ _HOMES = {
     "Needs": "packhorse.optim.elementwise",
     "save": "packhorse.checkpoint.step",
     "load": "packhorse.checkpoint.step",
+    "keep": "packhorse.capture.marks",
+    "drop": "packhorse.capture.marks",
     **dict.fromkeys(
         ("UserError", "BatchError", "BudgetError", "CaptureError", "CheckpointError", "ConfigError", "DataError", "NonFiniteError"),
         "packhorse.errors",
     ),
 }
 
-__all__ = ["Mesh", "UserError", "compile", "load", "plan", "save"]  # the kinds of UserError are there too
+__all__ = ["Mesh", "UserError", "compile", "drop", "keep", "load", "plan", "save"]  # the kinds of UserError are there too
 
 
 def __getattr__(name: str) -> Any:

@@ -13,15 +13,15 @@ from packhorse.capture.flat_storage import Widths, flat_storage
 from packhorse.capture.precision import PRECISIONS, is_narrow
 from packhorse.capture.trace import distinct
 from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
+from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
 from packhorse.planning.persistent import holds_models_own
-from packhorse.planning.plan import Options, Plan, make_plan
+from packhorse.planning.choose import make_plan
+from packhorse.planning.plan import Options, Plan
+from packhorse.recompute.table import METHODS
 from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
-
-RECOMPUTE = ("auto", "none")
-
 
 def plan(
     model: torch.nn.Module,
@@ -54,15 +54,19 @@ def plan(
     fp16 scales the loss; a step whose gradients overflow is skipped (`step.last.skipped`, `step.loss_scale`).
     grad_dtype: dtype in which gradients are kept and added up; by default the one that they are computed in.
     clip_norm: largest global 2-norm of the gradients.
-    recompute: "none" keeps everything; "auto" the same in this version. budget: None, bytes, "6GiB", "40%" of the keep-everything
-    peak, or "minimum". in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
+    recompute: what is computed again in the backward pass, a name of recompute/table.py: "none", "cheap", "sqrt", "chen", "recursive", "blocks",
+    "optimal", "milp"; "auto" is "optimal". budget: of the whole step's peak, as bytes, "6GiB", "40%" of the keep-everything peak, or "minimum", the
+    least of the method; of several plans that meet it the fastest is taken. None: "auto" and "optimal" keep everything, the others take their leanest plan.
+    device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
 
     Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.
     """
     _check_arguments(model, batch, optimizer, loss, clip_norm, num_micro_batches)
+    if recompute not in ("auto", *METHODS):
+        raise UserError(f"recompute={recompute!r} is no method; expected auto or one of {', '.join(METHODS)}")
     mesh = mesh or Mesh()
-    _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute)
+    _refuse_later_parts(rank, zero_stage, host_budget, tensor_plan)
     widths = _widths(model, precision, grad_dtype)
     check_optimizer(model, optimizer)
     check_parameters(model)
@@ -81,8 +85,9 @@ def plan(
     }
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
     parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
-    job = Job(optimizer, loss, widths, given, captured.questions, captured.constants, parameters, modes_of(model), group_structure(optimizer))
-    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, job)
+    constants, generators = captured.constants, captured.generators
+    job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
+    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, load_device(device), job)
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
@@ -162,15 +167,12 @@ def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | No
     return Widths(compute, grad_dtype, scaled=compute is torch.float16)
 
 
-def _refuse_later_parts(rank, zero_stage, host_budget, device, tensor_plan, recompute) -> None:
+def _refuse_later_parts(rank, zero_stage, host_budget, tensor_plan) -> None:
     """Options of the road map that this version does not have are refused by name, never ignored."""
-    if recompute not in RECOMPUTE:
-        raise UserError(f"recompute={recompute!r} is not a method of this version; known: {', '.join(RECOMPUTE)} (both keep everything)")
     later = {
         "rank": rank not in (None, 0),
         "zero_stage": zero_stage != 0,
         "host_budget": host_budget is not None,
-        "device": device is not None,
         "tensor_plan": tensor_plan is not None,
     }
     asked = [name for name, used in later.items() if used]

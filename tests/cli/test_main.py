@@ -42,6 +42,8 @@ def test_help_does_not_import_torch_and_is_quick():
         (["train", "a.toml", "--set", "data.corpus=nowhere"], "there is no such folder"),
         (["train", "a.toml", "--resume", "none"], "'full' holds a run already"),
         (["bench", "nothing"], "the benchmarks are step"),
+        (["calibrate", "--threads", "0"], "--threads is 0, expected 1 or more"),
+        (["calibrate", "--write", "nowhere/cpu.toml"], "nowhere/cpu.toml: No such file or directory"),
         (["bench", "step", "--rounds", "0"], "packhorse: bench step: --rounds 0"),
         (["sample", "nowhere", "--prompt", "a"], "nowhere is not the folder of a run"),
         (["ckpt", "ls", "nowhere"], "there is no folder nowhere"),
@@ -72,7 +74,7 @@ def test_every_printing_command_has_json_and_no_option_begins_one_of_torchruns()
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings} - {"--help", "-h"}
     commands = dict(typer.main.get_command(app).commands)
-    assert set(commands) == {"plan", "train", "explain", "sample", "config", "doctor", "bench", "ckpt"}
+    assert set(commands) == {"plan", "train", "explain", "sample", "config", "doctor", "bench", "ckpt", "calibrate"}
     commands |= commands.pop("ckpt").commands
     assert {"ls", "verify", "to-hf", "from-hf"} <= set(commands)
     for name, command in commands.items():

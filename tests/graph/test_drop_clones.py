@@ -40,3 +40,23 @@ output %a = metric "loss"
 output %e = grad "w"
 """
     )
+
+
+def test_a_mark_goes_to_what_stands_in_the_place_of_a_copy():
+    lines = [
+        'input %w: f32[2] = param "w"',
+        "%a: f32[2] = aten.exp.default(%w)  # forward",
+        '%b: f32[2] = aten.clone.default(%a) mark keep "kept"  # forward',
+        "%c: f32[2] = aten.clone.default(%b)  # forward",
+        '%d: f32[2] = aten.clone.default(%c) mark drop ""  # forward',
+        "%e: f32[2] = aten.add.Tensor(%c, %d)  # forward",
+        'output %e = metric "loss"',
+    ]
+    after = drop_clones(parse_graph("graph g\n" + "\n".join(lines)))
+    verify(after)
+    # what is kept and what is dropped are two values
+    assert [(node.op, node.mark, node.mark_name) for node in after.nodes] == [
+        ("aten.exp.default", "keep", "kept"),
+        ("aten.clone.default", "drop", ""),
+        ("aten.add.Tensor", "", ""),
+    ]

@@ -20,6 +20,8 @@ input %rng0: rng[] = random "default"
 %drop.0: f32[2, 4], %drop.1: bool[2, 4] = aten.native_dropout.default(%mm, 0.1, True) rng %rng0 -> %rng1  # forward |  | model.py:13
 %slice: f32[2, 2]{4, 1} @drop.0+8 = aten.slice.Tensor(%drop.0, 1, 2, 9223372036854775807)  # forward |  | model.py:14
 %sum: f32[] = aten.sum.dim_IntList(%slice, [0, 1], dtype=<dtype float32>, keep=None, name="a \\"b\\"")  # forward |  |
+%kept: f32[] = aten.neg.default(%sum, generator=<generator generator blocks.0.noise>) mark keep "a \\"b\\" # | c"  # forward |  |
+%lost: f32[] = aten.neg.default(%kept) mark drop ""  # forward |  |
 %none.0: f32[], _ = aten.two.default([%sum, %sum], -1.5e-07, inf)  # backward |  |
 output %none.0 = metric "loss"
 output %rng1 = random "default"
@@ -34,9 +36,11 @@ def test_hand_written_text_means_what_it_says():
     assert graph.values["slice"] == Value("slice", "f32", (2, 2), (4, 1), "drop.0", 8)
     assert graph.values["slice"].extent_bytes == 4 * (4 + 1 + 1)
     assert graph.nodes[4].kwargs == (("dtype", Const("dtype", "float32")), ("keep", None), ("name", 'a "b"'))
-    assert graph.nodes[5].args == ((Ref("sum"), Ref("sum")), -1.5e-07, float("inf"))
-    assert graph.nodes[5].outputs[1] is None
-    assert (graph.nodes[0].module, graph.nodes[0].source, graph.nodes[5].phase) == ("fc", "model.py:12", "backward")
+    assert (graph.nodes[5].mark, graph.nodes[5].mark_name, graph.nodes[5].generator) == ("keep", 'a "b" # | c', "generator blocks.0.noise")
+    assert (graph.nodes[6].mark, graph.nodes[6].mark_name, graph.nodes[6].generator) == ("drop", "", "default")
+    assert graph.nodes[7].args == ((Ref("sum"), Ref("sum")), -1.5e-07, float("inf"))
+    assert graph.nodes[7].outputs[1] is None
+    assert (graph.nodes[0].module, graph.nodes[0].source, graph.nodes[7].phase) == ("fc", "model.py:12", "backward")
     assert print_graph(graph) == TEXT
 
 
@@ -53,7 +57,7 @@ def test_malformed_text_names_line_and_column():
 names = st.text(st.sampled_from("abcxyz._019"), min_size=1, max_size=8)
 scalars = st.one_of(
     st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(st.sampled_from('ab "\\%#|é'), max_size=6),
-    st.sampled_from([Const("dtype", "float32"), Const("device", "cuda:0"), Const("memory_format", "channels_last")]),
+    st.sampled_from([Const("dtype", "float32"), Const("device", "cuda:0"), Const("memory_format", "channels_last"), Const("generator", "generator 0")])
 )  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def graphs(draw) -> Graph:
         after = None
         if rng is not None and not view and draw(st.booleans()):
             after = f"r{k}"
+        mark = draw(st.sampled_from(["", "keep", "drop"]))
         kwargs = tuple((key, draw(scalars)) for key in draw(st.lists(st.sampled_from(["a", "dim", "out_dtype"]), unique=True)))
         nodes.append(
             Node(
@@ -96,6 +101,8 @@ def graphs(draw) -> Graph:
                 "f.py:1",
                 rng if after else None,
                 after,
+                mark,
+                draw(names) if mark == "keep" else "",
             )
         )
         rng = after or rng

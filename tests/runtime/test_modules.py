@@ -212,7 +212,7 @@ def test_what_is_not_supported_is_refused_by_name():
     generator = torch.Generator().manual_seed(3)
     batch = {"x": torch.randn(4, 16)}
     for model, given, text in [
-        (Around(lambda h: h * torch.rand(4, 16, generator=generator)), batch, "default generator"),
+        (Around(lambda h: h * torch.rand(4, 16, generator=generator.manual_seed(3))), batch, "seeds the generator 0"),
         (Tokens(sparse=True), {"x": torch.randint(0, 20, (3, 5))}, "sparse=False"),
         (Tokens(max_norm=1.0), {"x": torch.randint(0, 20, (3, 5))}, "embed.weight"),
     ]:

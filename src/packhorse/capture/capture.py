@@ -25,13 +25,14 @@ from packhorse.graph.verify import verify
 class Captured:
     """micro: forward and backward of one micro-batch. first, next: the same as the first and as a later micro-batch of the step (next is None
     for one micro-batch). constants: tensors that the model's code made outside the graph. questions: what the model asked of this batch; the graphs
-    hold for batches that give the same answers."""
+    hold for batches that give the same answers. generators: name -> each torch.Generator that the model has or draws from, besides torch's own."""
 
     micro: Graph
     first: Graph
     next: Graph | None
     constants: dict[str, torch.Tensor]
     questions: Questions
+    generators: dict[str, torch.Generator]
 
     def trained(self) -> set[str]:
         """Names of the parameters that get a gradient."""
@@ -71,14 +72,17 @@ def capture(
         )
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
     later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
-    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants, traced.questions)
+    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants, traced.questions, traced.generators)
 
 
 def capture_evaluation(
     model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None
-) -> tuple[Graph, dict[str, torch.Tensor], Questions]:
-    """The forward pass alone, in the model's current mode, without gradients. Output: ("metric", "loss"); changes of buffers are left out."""
+) -> tuple[Graph, dict[str, torch.Tensor], Questions, dict[str, torch.Generator]]:
+    """The forward pass alone, in the model's current mode, without gradients; constants, questions and generators as in Captured.
+
+    Output: ("metric", "loss"); changes of buffers are left out.
+    """
     traced = trace(model, batch, loss, with_gradients=False, compute=compute)
     graph, constants = convert("evaluate", traced)
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), constants, traced.questions
+    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), constants, traced.questions, traced.generators

@@ -1,4 +1,4 @@
-"""The joint fx graph -> our Graph: views share their root's storage, identities vanish, random operators are chained."""
+"""The joint fx graph -> our Graph: views share their root's storage, identities vanish, random operators are chained, marks find their nodes."""
 
 import operator as python_operator
 from dataclasses import replace
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from packhorse.capture.dtypes import LONG, SHORT, to_const
+from packhorse.capture.location import place_of
 from packhorse.capture.trace import Trace
 from packhorse.errors import CaptureError
-from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value, contiguous_strides
+from packhorse.graph.ir import Arg, Const, Graph, Input, Node, Output, Ref, Value, contiguous_strides
 from packhorse.graph.operators import operator
 
 # These return their argument; the graph uses the argument itself.
@@ -30,10 +31,6 @@ _MADE_REAL = {"aten._conj.default": "aten._conj_physical.default", "aten._neg_vi
 _TAGGED_BUT_STEADY = {"aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
 
 
-# Names that passes make up begin with a dot, which no module path, batch leaf or fx node does.
-FIRST_RANDOM_STATE = ".rng0"
-
-
 class _Converter:
     def __init__(self, name: str, trace: Trace):
         self.name, self.trace = name, trace
@@ -44,8 +41,9 @@ class _Converter:
         self.values: dict[str, Value] = {}
         self.origin: dict[str, tuple[str, str]] = {}  # value -> (module, source) of the node that made it
         self.relaid: set[str] = set()  # roots that lie in memory otherwise than on fake tensors
-        self.rng: str | None = None
-        self.num_draws = 0
+        self.random: dict[str, str] = {}  # chain of random states -> name of its newest
+        self.num_states = 0
+        self.marked: set[tuple[str, str]] = set()  # (module, source) of marks that a node has taken
 
     # -- inputs ---------------------------------------------------------------------------------------------------------------------
 
@@ -77,6 +75,7 @@ class _Converter:
             source = node.args[0]
             assert isinstance(source, torch.fx.Node)
             self.known[node] = self.known[source]
+            self.mark(node)
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
@@ -110,24 +109,54 @@ class _Converter:
         self.values.update((v.name, v) for v in outputs if v is not None)
         module, source = self.location(node)
         self.origin.update((v.name, (module, source)) for v in outputs if v is not None)
+        args = tuple(self.arg(a) for a in node.args)
+        kwargs = {k: self.arg(v) for k, v in node.kwargs.items() if k != "pin_memory"}
         rng_in = rng_out = None
         if self.draws(op, node):
-            rng_in, self.num_draws = self.rng or self.start_random(), self.num_draws + 1
-            rng_out = self.rng = f".rng{self.num_draws}"
-        args = tuple(self.arg(a) for a in node.args)
-        kwargs = tuple((k, self.arg(v)) for k, v in node.kwargs.items() if k != "pin_memory")
-        phase = "backward" if node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") else "forward"
-        self.nodes.append(Node(op, args, kwargs, tuple(outputs), phase, module, source, rng_in, rng_out))
+            chain = (node.meta.get("custom") or {}).get("generator", "default")
+            if chain != "default":
+                kwargs["generator"] = Const("generator", chain)
+            rng_in = self.random[chain] if chain in self.random else self.start_random(chain)
+            rng_out = self.random[chain] = self.random_state()
+        self.nodes.append(Node(op, args, tuple(kwargs.items()), tuple(outputs), _phase(node), module, source, rng_in, rng_out))
         refs = tuple(None if v is None else Ref(v.name) for v in outputs)
         self.known[node] = refs if isinstance(results, (tuple, list)) else refs[0]
 
-    def start_random(self) -> str:
-        self.rng = FIRST_RANDOM_STATE
-        self.inputs.append(Input(Value(FIRST_RANDOM_STATE, "rng", (), ()), "random", "default"))
-        return self.rng
+    def mark(self, node: torch.fx.Node) -> None:
+        """The mark of an identity, if a user put it there, goes to the node that made the storage of its argument."""
+        custom = node.meta.get("custom") or {}
+        if "mark" not in custom or _phase(node) == "backward":
+            return
+        root = self.values[self.known[node].name].root
+        call = f"packhorse.{custom['mark']} in {self.place(node)}"
+        given = next((i for i in self.inputs if i.value.name == root), None)
+        if given is not None:
+            raise CaptureError(
+                f"the training step cannot be captured: {call} marks {given.role} {given.target!r} itself, or a view of it, which is there all the "
+                "time: nothing is kept or recomputed; take the mark away, or put it on what is computed from it"
+            )
+        index = next(i for i in reversed(range(len(self.nodes))) if any(v is not None and v.name == root for v in self.nodes[i].outputs))
+        made = self.nodes[index]
+        if made.mark not in ("", custom["mark"]):
+            raise CaptureError(
+                f"the training step cannot be captured: {call} marks what is marked with packhorse.{made.mark} already: results of {made.op}, in "
+                f"{place_of(made.module, made.source)} (views, and all results of one operator, are kept or recomputed together); leave one mark"
+            )
+        self.nodes[index] = replace(made, mark=custom["mark"], mark_name=custom["mark_name"])
+        self.marked.add((custom["module"], custom["source"]))
+
+    def start_random(self, chain: str) -> str:
+        name = self.random_state()
+        self.inputs.append(Input(Value(name, "rng", (), ()), "random", chain))
+        return name
+
+    def random_state(self) -> str:
+        """The name of another random state. Names that are made up begin with a dot, which no module path, batch leaf or fx node does."""
+        self.num_states += 1
+        return f".rng{self.num_states - 1}"
 
     def draws(self, op: str, node: torch.fx.Node) -> bool:
-        """Whether the call advances the default generator."""
+        """Whether the call advances a generator."""
         assert isinstance(node.target, torch._ops.OpOverload)
         if op == "aten.native_dropout.default" and node.args[2] is False:
             return False
@@ -194,8 +223,11 @@ class _Converter:
         return "", ""
 
     def place(self, node: torch.fx.Node) -> str:
-        module, source = self.location(node)
-        return f"module {module or '(outermost)'!r} at {source or 'an unknown line'}"
+        return place_of(*self.location(node))
+
+
+def _phase(node: torch.fx.Node) -> str:
+    return "backward" if node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") else "forward"
 
 
 def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
@@ -214,8 +246,9 @@ def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
             tensor = getattr(trace.module, node.target)
             if not isinstance(tensor, torch.Tensor):
                 raise CaptureError(
-                    f"the training step cannot be captured: it uses a {type(tensor).__name__} of its own inside the model, which packhorse "
-                    "cannot keep (a torch.Generator, for example); draw from the default generator, seeded with torch.manual_seed"
+                    f"the training step cannot be captured: {make.place(next(iter(node.users)))} uses a {type(tensor).__name__} of its own where "
+                    "packhorse cannot keep it (a torch.Generator in the backward of an autograd.Function, for example); hand it to a function of "
+                    "torch in a forward pass, or draw from the default generator"
                 )
             if tensor.requires_grad:
                 raise CaptureError(
@@ -228,8 +261,12 @@ def convert(name: str, trace: Trace) -> tuple[Graph, dict[str, torch.Tensor]]:
             make.call(node)
         elif node.op == "output":
             outputs = _outputs(make, node, trace)
-    if make.rng is not None:
-        outputs.append(Output(make.rng, "random", "default"))
+    outputs += [Output(state, "random", chain) for chain, state in make.random.items()]
+    if lost := sorted(trace.marks - make.marked):
+        raise CaptureError(
+            f"the training step cannot be captured: nothing that the loss depends on uses what packhorse.keep or packhorse.drop returns in "
+            f'{place_of(*lost[0])}; write h = packhorse.keep(h, "name") and go on with h, or take the mark away'
+        )
     return Graph(name, tuple(make.inputs), tuple(make.nodes), tuple(outputs)), make.constants
 
 

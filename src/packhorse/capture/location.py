@@ -1,7 +1,8 @@
 """Where in the user's program an operator was called: the path of the module whose forward runs, and file:line of the user's code.
 
 A TorchFunctionMode sees every call of a torch function, hooks on the modules follow the path. Both are written into the trace through
-`torch.fx.traceback.annotate`, which autograd carries over to the nodes of the backward pass.
+`torch.fx.traceback.annotate`, which autograd carries over to the nodes of the backward pass. So are a user's marks (capture/marks.py), and the
+generator that a call draws from (capture/generators.py).
 """
 
 import random
@@ -16,6 +17,9 @@ import numpy as np
 import torch
 from torch.fx.traceback import annotate
 from torch.overrides import TorchFunctionMode
+
+from packhorse.capture.generators import Generators
+from packhorse.capture.marks import mark_of
 
 # Frames of these folders are plumbing, never the user's code; packhorse.models is a model like any other.
 _OWN = Path(__file__).parent.parent
@@ -46,19 +50,39 @@ def _host_random_state() -> int:
     return hash((random.getstate(), numpys[1].tobytes(), *numpys[2:]))
 
 
+def place_of(module: str, source: str) -> str:
+    """Both as messages say them."""
+    return f"module {module or '(outermost)'!r} at {source or 'an unknown line'}"
+
+
 class Location(TorchFunctionMode):
     """While active, annotates every operator with module path and source line. `failed_module` is where an exception passed first;
     `drawing_module` the innermost one whose forward drew from Python's or numpy's generators."""
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Generators, marking: bool) -> None:
+        """marking: marks are written down; else they do nothing."""
         super().__init__()
+        self.generators, self.marking = generators, marking
+        self.marks: set[tuple[str, str]] = set()  # (module, source) of each call of a mark
         self.path: list[str] = [""]
         self.failed_module: str | None = None
         self.drawing_module: str | None = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        with annotate({"module": self.path[-1], "source": user_line(sys._getframe(1))}):
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        note = {"module": self.path[-1], "source": user_line(sys._getframe(1))}
+        if mark := mark_of(func, args):
+            if not self.marking:
+                return args[0]
+            self.marks.add((note["module"], note["source"]))
+            func, args, kwargs = torch.ops.aten.alias.default, args[:1], {}
+            note |= {"mark": mark[0], "mark_name": mark[1]}
+        else:
+            args, kwargs, generator = self.generators.hide(args, kwargs, place_of(**note))
+            if generator is not None:
+                note["generator"] = generator
+        with annotate(note):
+            return func(*args, **kwargs)
 
     @contextmanager
     def inside(self, model: torch.nn.Module) -> Iterator[None]:

@@ -8,7 +8,7 @@ Parameters are handed in as plain inputs, one for each distinct tensor, so that 
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from packhorse.capture.batch import call, replace_tensors, signature, tensors_of
 from packhorse.capture.dtypes import SHORT
+from packhorse.capture.generators import Generators
 from packhorse.capture.location import Location, user_line_of
 from packhorse.capture.native import native_operators
 from packhorse.capture.precision import computed_dtype, computing_in
@@ -35,11 +36,16 @@ _DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode"
 
 @dataclass(frozen=True)
 class Trace:
-    """The fx graph, what each of its inputs is: ("param" | "buffer" | "batch", name), in placeholder order, and what the model asked of its batch."""
+    """The fx graph, what each of its inputs is: ("param" | "buffer" | "batch", name), in placeholder order, and what the model asked of its batch.
+
+    generators: name -> each one that the model has or draws from. marks: (module, source) of each call of a mark.
+    """
 
     module: torch.fx.GraphModule
     inputs: tuple[tuple[str, str], ...]
     questions: Questions = NO_QUESTIONS
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+    marks: frozenset[tuple[str, str]] = frozenset()
 
 
 def distinct(named: Any) -> dict[str, torch.Tensor]:
@@ -72,7 +78,8 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
     originals = [*params.values(), *buffers.values()]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = device_of(model)
-    location = Location()
+    generators = Generators(model)
+    location = Location(generators, marking=with_gradients)
     asked: list[Questions] = []  # of each time that the forward ran; the last one is the one that was recorded
     with mode:
         fakes = [_fake(p, computed_dtype(p, compute), device, with_gradients and p.requires_grad) for p in params.values()]
@@ -87,7 +94,7 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
             exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
             rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
             questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch), device)
-            with substituted(model, exchange), location.inside(model), questioner, computing_in(compute, device.type):
+            with substituted(model, exchange), generators.forward(), location.inside(model), questioner, computing_in(compute, device.type):
                 found = loss_of(call(model, rebuilt), rebuilt, loss)
                 found = found if compute is None else found.float()
             asked.append(questioner.questions())
@@ -100,6 +107,7 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
             # some operators draw even on fake tensors: planning must not
             stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+            stack.enter_context(generators.at_rest())
             joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
             module = joint.graph_module
     except CaptureError:
@@ -117,7 +125,7 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
         )
     roles = [("param", name) for name in params] + [("buffer", name) for name in buffers]
     roles += [("batch", leaf.path) for leaf in signature(batch).leaves]
-    return Trace(module, tuple(roles), asked[-1])
+    return Trace(module, tuple(roles), asked[-1], generators.named, frozenset(location.marks))
 
 
 def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:

@@ -87,6 +87,24 @@ def explain(
 
 
 @app.command()
+def report(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="folder of a run, or a TOML file")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="without it report.html, in the folder of the run or here")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page that opens offline: bytes over the step by category, the arena as time x offset, what is made again."""
+    from packhorse.cli.planned import plan_of, sizes_of
+    from packhorse.report.page import check_target, write_report
+
+    target = out or (source if source.is_dir() else Path()) / "report.html"
+    check_target(target)
+    title = f"packhorse: {sizes_of(source, overrides or [])}"
+    made = write_report(plan_of(source, overrides or []), target, title)
+    typer.echo(json.dumps({"path": str(made), "bytes": made.stat().st_size}) if as_json else str(made))
+
+
+@app.command()
 def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="what the model continues")],
@@ -134,6 +152,18 @@ def doctor(as_json: AsJson = False) -> None:
 
     facts = describe_machine()
     typer.echo(json.dumps(facts) if as_json else "\n".join(f"{name:<18}{value}" for name, value in facts.items()))
+
+
+@app.command()
+def calibrate(
+    write: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="the device file to write; without it nothing is written")] = None,
+    threads: Annotated[int | None, typer.Option(help="threads to compute with; as torch has it without")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what operators take on this machine (about a minute): seconds a call, a byte, a flop, for plans that recompute."""
+    from packhorse.bench.calibrate import run
+
+    raise typer.Exit(run(write, threads, as_json=as_json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

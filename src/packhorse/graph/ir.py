@@ -7,7 +7,9 @@
     Arg    ::= Ref(name) | Const(name) | int | float | bool | str | None | tuple of Arg
 
 A Value with `base` set is a view: it has no bytes of its own but shares those of `base` (always a root, never another view).
-Random state is a value: a random node consumes one (`rng_in`) and defines the next (`rng_out`), so draws are chained in forward order.
+Random state is a value: a random node consumes one (`rng_in`) and defines the next (`rng_out`), so draws are chained in forward order. There is one
+chain for each generator: it begins with the Input of role "random" whose target is the generator's name ("default" is torch's own), and a node that
+draws from another than that has the kwarg ("generator", Const("generator", name)). The Output of role "random" is the last state of a chain.
 Data types first, then the checker (verify.py), the text form (text.py), the oracle (runtime/reference.py): in that order they can be read.
 """
 
@@ -27,9 +29,9 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """An argument that is a named constant of torch: "float32", "strided", "contiguous_format", "cpu" ... with its kind."""
+    """An argument that is a constant of torch by its name ("float32", "strided", "contiguous_format", "cpu" ...), with its kind; or a generator."""
 
-    kind: str  # "dtype", "layout", "memory_format", "device"
+    kind: str  # "dtype", "layout", "memory_format", "device", "generator"
     name: str
 
 
@@ -88,17 +90,24 @@ class Node:
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
     outputs: tuple[Value | None, ...]
-    phase: str = "forward"  # "forward", "backward" or "update"
+    phase: str = "forward"  # "forward", "recompute" (a mirror of a forward node), "backward" or "update"
     module: str = ""  # path of the module whose forward called it, "" for the outermost
     source: str = ""  # file:line of the user's code
     rng_in: str | None = None
     rng_out: str | None = None
+    mark: str = ""  # one of MARKS: what the user asks of its results, by hand
+    mark_name: str = ""  # the user's name for what is kept
 
     @property
     def is_view(self) -> bool:
         """Defines views only: nothing is computed when it runs."""
         values = [v for v in self.outputs if v is not None]
         return bool(values) and all(v.base is not None for v in values)
+
+    @property
+    def generator(self) -> str:
+        """Name of the generator that it draws from, if it draws: the chain of its random states."""
+        return next((arg.name for key, arg in self.kwargs if key == "generator" and isinstance(arg, Const)), "default")
 
     def arg_names(self) -> Iterator[str]:
         """Names of the values that it reads, with repeats, in argument order."""
@@ -120,6 +129,7 @@ class Output:
     target: str
 
 
+MARKS = ("", "keep", "drop")
 ROLES_IN = ("param", "master", "buffer", "batch", "constant", "grad", "state", "metric", "random")
 ROLES_OUT = ("param", "master", "buffer", "grad", "state", "metric", "random")
 

@@ -6,6 +6,8 @@ chunk of constant size (C_B of ZeRO-R) serves all rows, and the result takes the
 the same rows: identical bits.
 """
 
+from dataclasses import replace
+
 from packhorse.graph.ir import Graph, Node, Ref
 
 FUSED = "packhorse.nll_log_softmax_backward.default"
@@ -39,6 +41,6 @@ def loss_in_rows(graph: Graph) -> Graph:
         if result is None or (log_probs.shape, log_probs.strides, log_probs.dtype) != (result.shape, result.strides, result.dtype):
             continue
         args = (grad_output, follow.args[1], target, weight, reduction, ignore_index, total_weight)
-        fused[readers[0]] = Node(FUSED, args, (), follow.outputs, follow.phase, follow.module, follow.source)
+        fused[readers[0]] = replace(follow, op=FUSED, args=args, kwargs=())
         dropped.add(index)
     return graph.with_nodes([fused.get(i, node) for i, node in enumerate(graph.nodes) if i not in dropped])

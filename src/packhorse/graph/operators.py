@@ -230,6 +230,9 @@ OPERATORS: dict[str, Operator] = {
     "aten._slow_conv2d_backward.output_mask": Operator("copy"),
     # batch norm: running statistics are written where they live
     "aten._native_batch_norm_legit_functional.default": Operator("copy", updates=((3, 3), (4, 4))),  # 2 numbers a channel of workspace
+    "aten._native_batch_norm_legit.no_stats": Operator("copy"),  # its mirror: statistics stay as they are
+    # the random state before a draw, for its mirrors
+    "packhorse.random_state.default": Operator("copy"),
     # the optimizer, on one run of flat storage with n state runs: what is new shares the storage of what was
     **{
         f"packhorse.optimize.{n}": Operator("out", updates=tuple((k, k) for k in range(n + 1)), scratch=_update_scratch)

@@ -15,7 +15,7 @@ def saved_storages(graph: Graph) -> dict[str, int]:
     """
     forward = {v.name for node in graph.nodes if node.phase == "forward" for v in node.outputs if v is not None and v.base is None}
     forward |= {i.value.name for i in graph.inputs if i.role == "batch"}
-    read = [graph.values[name].root for node in graph.nodes if node.phase == "backward" and not node.is_view for name in reads(node)]
+    read = [graph.values[name].root for node in graph.nodes if node.phase in ("recompute", "backward") and not node.is_view for name in reads(node)]
     return {root: graph.values[root].extent_bytes for root in dict.fromkeys(read) if root in forward}
 
 

@@ -4,6 +4,7 @@
     input  %w: f32[4, 8] = param "fc.weight"
     %t: f32[8, 4]{1, 8} @w+0 = aten.t.default(%w)  # forward | fc | model.py:12
     %y: f32[2, 4] = aten.mm.default(%x, %t)  # forward | fc | model.py:12
+    %h: f32[2, 4] = aten.tanh.default(%y) mark keep "hidden"  # forward | fc | model.py:12
     %o: f32[2, 4], %m: bool[2, 4] = aten.native_dropout.default(%y, 0.1, True) rng %r0 -> %r1  # forward |  | model.py:13
     output %o = metric "loss"
 
@@ -36,7 +37,8 @@ def print_node(node: Node) -> str:
     outputs = ", ".join("_" if v is None else _value(v) for v in node.outputs)
     args = ", ".join([*map(_arg, node.args), *(f"{key}={_arg(value)}" for key, value in node.kwargs)])
     draws = f" rng %{node.rng_in} -> %{node.rng_out}" if node.rng_in else ""
-    return f"{outputs} = {node.op}({args}){draws}  # {node.phase} | {node.module} | {node.source}".rstrip()
+    mark = f" mark {node.mark} {json.dumps(node.mark_name)}" if node.mark else ""
+    return f"{outputs} = {node.op}({args}){draws}{mark}  # {node.phase} | {node.module} | {node.source}".rstrip()
 
 
 def _value(v: Value) -> str:
@@ -183,6 +185,10 @@ def _parse_node(reader: _Line) -> Node:
         rng_in = reader.take("ref")[1:]
         reader.take("->")
         rng_out = reader.take("ref")[1:]
+    mark = mark_name = ""
+    if reader.peek()[1] == "mark":
+        reader.take()
+        mark, mark_name = reader.take("word"), json.loads(reader.take("str"))
     comment = reader.text[reader.at :].partition("#")[2].split("|", 2)
     phase, module, source = (part.strip() for part in [*comment, "", ""][:3])
-    return Node(op, tuple(args), tuple(kwargs), tuple(outputs), phase, module, source, rng_in, rng_out)
+    return Node(op, tuple(args), tuple(kwargs), tuple(outputs), phase, module, source, rng_in, rng_out, mark, mark_name)

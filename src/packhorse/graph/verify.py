@@ -2,14 +2,14 @@
 
 from packhorse.errors import CheckError
 from packhorse.graph.dtypes import ITEMSIZE
-from packhorse.graph.ir import ROLES_IN, ROLES_OUT, Graph, Value
+from packhorse.graph.ir import MARKS, ROLES_IN, ROLES_OUT, Graph, Value
 
 
 def verify(graph: Graph) -> None:
     """Raises CheckError, naming node and value, unless `graph` keeps every rule of graph/ir.py.
 
-    Names are defined once and before use; views lie inside their root and never view a view; random states form one chain;
-    outputs exist; no two outputs write the same target.
+    Names are defined once and before use; views lie inside their root and never view a view; random states form one chain for each
+    generator; outputs exist; no two outputs write the same target.
     """
     defined: dict[str, Value] = {}
 
@@ -35,28 +35,31 @@ def verify(graph: Graph) -> None:
             raise CheckError(f"{where}: %{value.name} owns its storage but starts at byte {value.offset}")
         defined[value.name] = value
 
-    random_state: str | None = None
+    random_states: dict[str, str] = {}  # generator -> its newest state
     for given in graph.inputs:
         where = f"graph {graph.name}, input %{given.value.name}"
         if given.role not in ROLES_IN:
             raise CheckError(f"{where}: unknown role {given.role!r}")
         define(given.value, where)
         if given.role == "random":
-            if random_state is not None:
-                raise CheckError(f"{where}: a second random state; draws form one chain")
-            random_state = given.value.name
+            if given.target in random_states:
+                raise CheckError(f"{where}: a second random state of {given.target!r}; its draws form one chain")
+            random_states[given.target] = given.value.name
 
     for index, node in enumerate(graph.nodes):
         where = f"graph {graph.name}, node {index} ({node.op})"
         for name in node.arg_names():
             if name not in defined:
                 raise CheckError(f"{where}: reads %{name}, which is not defined above it")
+        if node.mark not in MARKS or (node.mark_name and node.mark != "keep"):
+            raise CheckError(f"{where}: unknown mark {node.mark!r} with the name {node.mark_name!r}")
         if (node.rng_in is None) != (node.rng_out is None):
             raise CheckError(f"{where}: a random node consumes one state and defines the next")
         if node.rng_in is not None:
-            if node.rng_in != random_state:
-                raise CheckError(f"{where}: draws from %{node.rng_in}, but the state at this point is %{random_state}")
-            random_state = node.rng_out
+            newest = random_states.get(node.generator)
+            if node.rng_in != newest:
+                raise CheckError(f"{where}: draws from %{node.rng_in}, but the state at this point is %{newest} of {node.generator!r}")
+            random_states[node.generator] = str(node.rng_out)
             define(Value(str(node.rng_out), "rng", (), ()), where)
         for value in node.outputs:
             if value is None:
@@ -66,10 +69,10 @@ def verify(graph: Graph) -> None:
             if value.base is not None and value.base not in roots:
                 raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
 
-    _verify_outputs(graph, defined, random_state)
+    _verify_outputs(graph, defined, random_states)
 
 
-def _verify_outputs(graph: Graph, defined: dict[str, Value], random_state: str | None) -> None:
+def _verify_outputs(graph: Graph, defined: dict[str, Value], random_states: dict[str, str]) -> None:
     targets = set()
     for out in graph.outputs:
         where = f"graph {graph.name}, output %{out.name}"
@@ -80,8 +83,8 @@ def _verify_outputs(graph: Graph, defined: dict[str, Value], random_state: str |
         if (out.role, out.target) in targets:
             raise CheckError(f"{where}: {out.role} {out.target!r} is written twice")
         targets.add((out.role, out.target))
-        if out.role == "random" and out.name != random_state:
-            raise CheckError(f"{where}: the last random state is %{random_state}")
+        if out.role == "random" and out.name != random_states.get(out.target):
+            raise CheckError(f"{where}: the last random state of {out.target!r} is %{random_states.get(out.target)}")
 
 
 def graph_root(defined: dict[str, Value], name: str) -> str:

@@ -103,6 +103,9 @@ def ledger_of(plan: Plan) -> Ledger:
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
             "overhead_flops": plan.overhead_flops,
+            "overhead_seconds": plan.overhead_seconds,
+            "least_overhead_seconds": plan.least_overhead_seconds,
+            "keep_everything_bytes": plan.keep_everything_bytes,
             "flops": plan.flops,
             "seconds": plan.seconds,
         },
@@ -128,7 +131,7 @@ def _peak(plan: Plan) -> tuple[str, GraphPlan, int]:
 
 def _alive(planned: GraphPlan, time: int) -> list[Alive]:
     graph, outputs = planned.graph, {planned.graph.values[o.name].root for o in planned.graph.outputs if o.role != "random"}
-    backward = {n for node in graph.nodes if node.phase == "backward" and not node.is_view for n in (graph.values[a].root for a in node.arg_names())}
+    backward = {n for node in graph.nodes if node.phase in ("backward", "recompute") and not node.is_view for n in (graph.values[a].root for a in node.arg_names())}
     makers = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
     found = []
     for storage in planned.placement.storages:

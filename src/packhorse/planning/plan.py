@@ -1,21 +1,18 @@
-"""Graph -> Plan: where every byte lies, decided before anything runs. A pure function of the graphs and the options. No torch.
+"""What a plan is: graphs with a home for every value and an offset for every buffer. No torch. Which graphs they are, choose.py decides."""
 
-Budgets are judged, not estimated: placement and layout measure the real peak of a proposal, and a proposal that does not fit is refused with
-the least budget that would.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from packhorse.errors import BudgetError
+from packhorse.device.device import Device
 from packhorse.graph.ir import Graph
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.layout import lay_out
 from packhorse.mesh import Mesh
-from packhorse.planning.flops import graph_flops
+from packhorse.planning.flops import graph_flops, node_flops
 from packhorse.planning.persistent import ALIGNMENT, Persistent
 from packhorse.planning.placement import Placement, place
-from packhorse.units import align_up, format_bytes, parse_bytes
+from packhorse.units import align_up
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,23 @@ class GraphPlan:
     def external_bytes(self) -> int:
         return max(self.external_bytes_at())
 
+    @property
+    def overhead_flops(self) -> int:
+        """Flops of its mirrors."""
+        return sum(node_flops(node, self.graph.values) for node in self.graph.nodes if node.phase == "recompute")
+
+    def seconds(self, device: Device) -> float:
+        """What a run of it takes on a device."""
+        return sum(device.seconds(node, self.graph.values) for node in self.graph.nodes)
+
+    def overhead_seconds(self, device: Device) -> float:
+        """What its mirrors take."""
+        return sum(device.seconds(node, self.graph.values) for node in self.graph.nodes if node.phase == "recompute")
+
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan was asked for. Bytes for budget (None: no limit)."""
+    """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it."""
 
     recompute: str = "auto"
     budget: int | str | None = None
@@ -66,12 +76,17 @@ class Plan:
     """The plan of one training step: `programs` maps "agree", "first", "next", "norm", "update" to their planned graphs.
 
     All bytes are of this rank. peak_bytes = persistent_bytes + arena_bytes + external_bytes.
+    device: where seconds come from. keep_everything_bytes: peak of the step that recomputes nothing. least_overhead_seconds: no plan within the
+    budget recomputes for less (None where there is no limit).
     `job` is what `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
     """
 
     programs: dict[str, GraphPlan]
     persistent: Persistent
     options: Options
+    device: Device
+    keep_everything_bytes: int
+    least_overhead_seconds: float | None = None
     job: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -99,19 +114,27 @@ class Plan:
 
     @property
     def overhead_flops(self) -> int:
-        """Flops spent on recomputation per step; this version keeps everything."""
-        return 0
+        """Flops of products, convolutions and attention that a step spends on recomputation."""
+        return self._of_step(lambda planned: planned.overhead_flops)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Predicted seconds that a step spends on recomputation."""
+        return self._of_step(lambda planned: planned.overhead_seconds(self.device))
 
     @property
     def flops(self) -> int:
-        """Flops of matrix products, convolutions and attention in one optimizer step."""
-        later = self.options.num_micro_batches - 1
-        return graph_flops(self.programs["first"].graph) + (later * graph_flops(self.programs["next"].graph) if later else 0)
+        """Flops of matrix products, convolutions and attention in one optimizer step, recomputation included."""
+        return self._of_step(lambda planned: graph_flops(planned.graph))
 
     @property
-    def seconds(self) -> None:
-        """Predicted seconds of a step: None, as no device file was given."""
-        return None
+    def seconds(self) -> float:
+        """Predicted seconds of a step on the device of the plan."""
+        return self._of_step(lambda planned: planned.seconds(self.device))
+
+    def _of_step(self, of: Callable[[GraphPlan], Any]) -> Any:
+        """A sum over the programs of one step, "next" as often as it runs."""
+        return sum(of(planned) * (self.options.num_micro_batches - 1 if name == "next" else 1) for name, planned in self.programs.items())
 
     def __str__(self) -> str:
         from packhorse.planning.ledger import ledger_of
@@ -141,48 +164,3 @@ def side_by_side(buffers: list[Buffer]) -> Layout:
     from packhorse.memory.bounds import lower_bound
 
     return Layout(offsets, end, lower_bound(buffers, ALIGNMENT), ALIGNMENT, "no sharing")
-
-
-def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, job: Any = None) -> Plan:
-    """The plan of a step, judged against the budget.
-
-    graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update
-    needs it.
-    Raises BudgetError, with the least budget that works and what is alive at the peak, if the plan does not meet it.
-    """
-    plan = Plan({name: plan_graph(graph, persistent, options) for name, graph in graphs.items()}, persistent, options, job)
-    limit = budget_bytes(options.budget, plan.peak_bytes)
-    if limit is not None and plan.peak_bytes > limit:
-        raise BudgetError(_too_small(plan, limit))
-    return plan
-
-
-def budget_bytes(budget: int | str | None, keep_everything: int) -> int | None:
-    """A budget as bytes: None, a number of bytes, "20GiB", "40%" of the keep-everything peak, or "minimum" of the method."""
-    if budget is None or budget == "minimum":
-        return None
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        text = budget.strip()[:-1]
-        try:
-            share = float(text)
-        except ValueError:
-            raise BudgetError(f"cannot read the budget {budget!r}; write a number of bytes, 6GiB, 40% or minimum") from None
-        return int(keep_everything * share / 100)
-    if isinstance(budget, str):
-        return parse_bytes(budget)
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-        raise BudgetError(f"cannot read the budget {budget!r}; write a number of bytes, 6GiB, 40% or minimum")
-    return budget
-
-
-def _too_small(plan: Plan, limit: int) -> str:
-    from packhorse.planning.ledger import ledger_of
-
-    ledger = ledger_of(plan)
-    alive = "; ".join(f"{format_bytes(row.num_bytes)} {row.name} ({row.place})" for row in ledger.alive[:10])
-    return (
-        f"the budget of {format_bytes(limit)} ({limit} bytes) is too small: with recompute={plan.options.recompute!r} the least that works is "
-        f"{format_bytes(plan.peak_bytes)} ({plan.peak_bytes} bytes), of which {format_bytes(plan.persistent_bytes)} are parameters, gradients, "
-        f"optimizer states and buffers; the peak is at {ledger.instant}, where these are alive: {alive}; raise the budget, take a smaller "
-        "micro-batch with more of them (num_micro_batches), or an optimizer with less state"
-    )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.errors import CheckError, UserError
@@ -20,6 +20,7 @@ from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
 from packhorse.runtime.kernels import call_of, overload
 from packhorse.runtime.optimizers import LiveGroup
+from packhorse.runtime.random import drawing_from
 from packhorse.units import align_up
 
 
@@ -41,10 +42,13 @@ def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
 
 
 class BoundProgram:
-    """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step."""
+    """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step.
+    generators: those that its Consts name."""
 
-    def __init__(self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[LiveGroup]):
-        self.program, self.arena, self.runs, self.groups = program, arena, runs, groups
+    def __init__(
+        self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[LiveGroup], generators: dict[str, Generator] | None = None
+    ):
+        self.program, self.arena, self.runs, self.groups, self.generators = program, arena, runs, groups, generators or {}
         self.slots: dict[str, Tensor] = {}
         self.batch: dict[str, Tensor] = {}
         self.live = self.peak = 0
@@ -95,14 +99,30 @@ class BoundProgram:
     def _bind(self, instruction: Instruction) -> Callable[[], Any]:
         if isinstance(instruction, Copy):
             call = self._bound(Tensor.copy_, (instruction.target, instruction.source), {})
-        elif instruction.adopts:
-            return self._adopting(instruction)
         else:
             kwargs: dict[str, Any] = dict(instruction.kwargs)
+            state = kwargs.pop("state", None)
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))
+            if instruction.adopts:
+                call = self._bound(overload(instruction.op), instruction.args, kwargs)
+            else:
+                call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))
+            if state is not None:
+                call = self._redrawing(call, state, self._getter(kwargs.get("generator")))
+            if instruction.adopts:
+                return self._adopting(call, instruction)
         return self._freeing(call, instruction.frees) if instruction.frees else call
+
+    def _redrawing(self, call: Callable[[], Any], state: Operand, generator: Generator | None) -> Callable[[], Any]:
+        """A mirror of a draw: it draws again what its original drew."""
+        saved = self._operand(state)
+
+        def redraw() -> Any:
+            with drawing_from(saved, generator):
+                return call()
+
+        return redraw
 
     def _bound(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         """A call without arguments: its tensors are made now where they never move, and looked up at run time where they do."""
@@ -125,7 +145,7 @@ class BoundProgram:
         if isinstance(arg, Operand):
             return self._operand(arg)
         if isinstance(arg, Const):
-            return from_const(arg)
+            return self.generators[arg.name] if arg.kind == "generator" else from_const(arg)
         if isinstance(arg, tuple):
             items = [self._getter(item) for item in arg]
             if any(isinstance(item, _Late) for item in items):
@@ -154,8 +174,7 @@ class BoundProgram:
 
         return _Late(look)
 
-    def _adopting(self, instruction: Call) -> Callable[[], Any]:
-        kernel = self._bound(overload(instruction.op), instruction.args, dict(instruction.kwargs))
+    def _adopting(self, kernel: Callable[[], Any], instruction: Call) -> Callable[[], Any]:
         outputs, frees, slots = instruction.outputs, instruction.frees, self.slots
 
         def call() -> None:

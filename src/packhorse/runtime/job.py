@@ -20,7 +20,8 @@ from packhorse.runtime.storage import views
 @dataclass(frozen=True)
 class Job:
     """widths: how many bits the step computes in. signature: of the planned micro-batch; questions: what the model asked of it. constants: tensors
-    that the model's code made outside the graph. parameters: name -> the model's parameter. modes, structure: of model and optimizer when they were
+    that the model's code made outside the graph. generators: name -> each one that the model has or draws from, besides torch's default one.
+    parameters: name -> the model's parameter. modes, structure: of model and optimizer when they were
     planned."""
 
     optimizer: torch.optim.Optimizer
@@ -29,6 +30,7 @@ class Job:
     signature: Signature
     questions: Questions
     constants: dict[str, Tensor]
+    generators: dict[str, torch.Generator]
     parameters: dict[str, torch.nn.Parameter]
     modes: tuple[tuple[int, bool], ...]
     structure: "list[GroupStructure]"
@@ -53,6 +55,15 @@ class Job:
             f"{changed} since packhorse.plan, which decides what memory a step needs: put it back, or plan and compile again (lr, betas, eps, and "
             "values that stay nonzero may change at any time)"
         )
+
+    def check_generators(self, seen: dict[str, torch.Generator], when: str) -> None:
+        """Raises UserError if one of `seen` (name -> generator) is not that of the plan; names it."""
+        other = next((name for name, generator in seen.items() if self.generators.get(name) is not generator), None)
+        if other is not None:
+            raise UserError(
+                f"{when} the model draws from another torch.Generator than when it was planned: its {other} was exchanged, or is a new one; seed the "
+                "generator that it had (manual_seed, set_state), keep each as an attribute of a module, or plan and compile again"
+            )
 
     def import_optimizer_state(self, persistent: Persistent, runs: dict[str, Tensor]) -> bool:
         """Takes over the states and step counts that the torch optimizer already has (from earlier steps or load_state_dict); what it does not have

@@ -15,6 +15,7 @@ from torch import Tensor
 from packhorse.capture.dtypes import LONG
 from packhorse.graph.operators import follow_elements, loss_rows
 from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
+from packhorse.runtime.random import save_random_state
 
 aten = torch.ops.aten
 Recipe = Callable[..., Any]
@@ -273,6 +274,15 @@ def batch_norm(outs, scratch, x, weight, bias, running_mean, running_var, traini
     aten.native_batch_norm.out(x, weight, bias, new_mean, new_var, training, momentum, eps, out=out, save_mean=mean, save_invstd=invstd)
 
 
+def batch_norm_again(outs, scratch, x, weight, bias, training, momentum, eps) -> None:
+    """A mirror of batch norm in training: the same normalisation, without running statistics."""
+    if x.element_size() < 4:
+        for target, result in zip(outs, aten.native_batch_norm(x, weight, bias, None, None, True, momentum, eps)):
+            target.copy_(result)
+        return
+    aten.native_batch_norm.out(x, weight, bias, None, None, True, momentum, eps, out=outs[0], save_mean=outs[1], save_invstd=outs[2])
+
+
 def grad_norm(outs, scratch, grads: tuple[Tensor, ...], dtypes: tuple[str, ...]) -> None:
     """The 2-norm of the gradients' 2-norms, each taken in its own dtype of `dtypes` -> a scalar."""
     begin = 64 * -(-8 * len(grads) // 64)
@@ -357,6 +367,8 @@ RECIPES: dict[str, Recipe] = {
     "aten._slow_conv2d_forward.default": slow_convolution,
     "aten._slow_conv2d_backward.output_mask": slow_convolution_backward,
     "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "aten._native_batch_norm_legit.no_stats": batch_norm_again,
+    "packhorse.random_state.default": save_random_state,
     "packhorse.follow.default": follow,
     "packhorse.grad_norm.default": grad_norm,
     "packhorse.clip_coefficient.default": clip_coefficient,

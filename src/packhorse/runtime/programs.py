@@ -12,8 +12,10 @@ from packhorse.capture.capture import Captured, capture, capture_evaluation
 from packhorse.capture.questions import Questions
 from packhorse.errors import BudgetError, CaptureError
 from packhorse.graph.ir import Graph
+from packhorse.planning.budget import budget_bytes
+from packhorse.planning.choose import Rest, choose
 from packhorse.planning.persistent import Persistent, make_run, misfit
-from packhorse.planning.plan import GraphPlan, Plan, budget_bytes, plan_graph
+from packhorse.planning.plan import GraphPlan, Plan, plan_graph
 from packhorse.program.lower import lower
 from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
@@ -73,18 +75,19 @@ class Programs:
     def _make(self, name: str, micro: Any, key: tuple) -> tuple:
         """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
         if name == "evaluate":
-            graph, constants, questions = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
+            graph, constants, questions, generators = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
         else:
             captured = self._captured(micro, key[1:])
             found = captured.next if name == "next" else captured.first
             assert found is not None
-            graph, constants, questions = found, captured.constants, captured.questions
+            graph, constants, questions, generators = found, captured.constants, captured.questions, captured.generators
             missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
             if missing:
                 raise CaptureError(
                     f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
                     "a plan holds for one set of trained parameters: plan again with this batch"
                 )
+        self.job.check_generators(generators, "with this batch or mode")
         if wrong := misfit(graph, self.persistent):
             raise CaptureError(
                 f"with this batch or mode the step computes something of another dtype than planned: {wrong}; return the loss in one dtype, or "
@@ -92,10 +95,15 @@ class Programs:
             )
         graph, runs = _own_constants(graph, len(self.bound))
         persistent = Persistent((*self.persistent.runs, *runs))
-        planned = plan_graph(graph, persistent, self.plan.options)
-        everything = [*self.planned.values(), planned]
-        peak = persistent.num_bytes + max(p.arena_bytes for p in everything) + max(p.external_bytes for p in everything)
-        limit = budget_bytes(self.plan.options.budget, self.plan.peak_bytes)
+        options, limit = self.plan.options, budget_bytes(self.plan.options.budget, self.plan.keep_everything_bytes)
+        rest = Rest(persistent.num_bytes)
+        for known in self.planned.values():
+            rest = rest.along(known)
+        if name == "evaluate":
+            planned = plan_graph(graph, persistent, options)
+        else:
+            planned = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit).planned
+        peak = rest.peak(planned)
         if limit is not None and peak > limit:
             raise BudgetError(
                 f"a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
@@ -140,7 +148,7 @@ class Programs:
 
     def bind(self, planned: GraphPlan) -> BoundProgram:
         assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups())
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.job.generators)
 
 
 def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:

@@ -1,33 +1,44 @@
 """The oracle: runs a Graph node by node, with no plan, on freshly allocated tensors. Every later stage must match it bit for bit."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref
 from packhorse.graph.operators import operator
 from packhorse.runtime.kernels import RECIPES, overload
 from packhorse.runtime.optimizers import LiveGroup
+from packhorse.runtime.random import drawing_from
 
 aten = torch.ops.aten
 
 
 def run_graph(
-    graph: Graph, inputs: dict[str, Tensor], groups: list[LiveGroup] | None = None, watch: Callable[[Node, str, Tensor], Any] | None = None
+    graph: Graph,
+    inputs: dict[str, Tensor],
+    groups: list[LiveGroup] | None = None,
+    watch: Callable[[Node, str, Tensor], Any] | None = None,
+    generators: dict[str, Generator] | None = None,
 ) -> dict:
     """(role, target) -> tensor for every output but the random state. inputs: value name -> tensor; they are not changed.
 
-    Random nodes draw from torch's default generator, in order. watch(node, value name, tensor) sees every result.
+    Random nodes draw from torch's default generator, or from the one of `generators` that they name, in order. watch(node, value name, tensor) sees
+    every result.
     """
     table: dict[str, Any] = dict(inputs)
     with torch.no_grad():
         for node in graph.nodes:
             args = [_get(arg, table) for arg in node.args]
             kwargs = {key: _get(arg, table) for key, arg in node.kwargs}
-            results = _call(node, args, kwargs, groups, graph.values)
+            if node.generator != "default":
+                assert generators is not None
+                kwargs["generator"] = generators[node.generator]
+            with drawing_from(kwargs.pop("state"), kwargs.get("generator")) if "state" in kwargs else nullcontext():
+                results = _call(node, args, kwargs, groups, graph.values)
             for value, result in zip(node.outputs, results):
                 if value is not None:
                     table[value.name] = result
@@ -40,7 +51,7 @@ def _get(arg: Arg, table: dict[str, Any]) -> Any:
     if isinstance(arg, Ref):
         return table[arg.name]
     if isinstance(arg, Const):
-        return from_const(arg)
+        return None if arg.kind == "generator" else from_const(arg)
     if isinstance(arg, tuple):
         return [_get(item, table) for item in arg]
     return arg
@@ -56,6 +67,8 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
     if node.op == "packhorse.follow.default":
         master, copy = args
         return (torch.where(master.to(copy.dtype) != copy, copy.to(master.dtype), master),)
+    if node.op == "packhorse.random_state.default":
+        return ((kwargs.get("generator") or torch.default_generator).get_state(),)
     if node.op == "packhorse.clip_coefficient.default":
         return (torch.clamp(args[1] / (args[0] + 1e-6), max=1.0),)
     if node.op == "aten.native_dropout.default" and args[2] is not False and 0 < args[1] < 1 and not args[0].is_cuda:
@@ -79,7 +92,7 @@ def _optimize(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | No
     return [copies[position] for _, position in operator(node.op).updates]
 
 
-def first_nonfinite(graph: Graph, inputs: dict[str, Tensor]) -> str:
+def first_nonfinite(graph: Graph, inputs: dict[str, Tensor], generators: dict[str, Generator]) -> str:
     """A sentence naming the first value with a NaN or +infinity, its module and line; "" if there is none. -infinity is what masks are made of."""
     found: list[str] = []
 
@@ -94,7 +107,7 @@ def first_nonfinite(graph: Graph, inputs: dict[str, Tensor]) -> str:
     given = [f"{i.role} {i.target}" for i in graph.inputs if i.role in ("param", "buffer", "batch") and _bad(inputs[i.value.name])]
     if given:
         return f"the step's own inputs hold NaN or infinity already: {', '.join(given[:5])}"
-    run_graph(graph, inputs, watch=watch)
+    run_graph(graph, inputs, watch=watch, generators=generators)
     return found[0] if found else ""
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
+from packhorse.capture.generators import generators_of
 from packhorse.capture.precision import is_narrow
 from packhorse.capture.trace import device_of
 from packhorse.errors import BatchError, CheckpointError, NonFiniteError
@@ -107,13 +108,13 @@ class Step:
         return loss
 
     def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
-        before = random_state(self.device)
+        before = random_state(self.device, self.job.generators)
         self._write_scale()
         try:
             measured = self.programs.run("agree")
             measured |= {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         except BaseException:
-            set_random_state(before, self.device)
+            set_random_state(before, self.device, self.job.generators)
             raise
         loss = self.metrics["loss"].clone()
         what = f"the loss is {loss.item()}"
@@ -122,7 +123,7 @@ class Step:
         if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
             finite, what = False, f"the norm of the gradients is {self.metrics['grad_norm'].item()}"
         if not finite and (self.loss_scale is None or self.loss_scale.value <= LEAST):
-            set_random_state(before, self.device)
+            set_random_state(before, self.device, self.job.generators)
             at_scale = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale.value:g}, which halving has not cured"
             raise NonFiniteError(
                 f"step {self.num_steps + 1}: {what}{at_scale}; parameters and optimizer states are those of before this step; "
@@ -163,6 +164,8 @@ class Step:
         if self.job.optimizer.state is not self.optimizer_state:  # before the first step always: states start at the settings of that step
             self._take_over_optimizer_state()
         check_model(self.model, self.homes)
+        if self.job.generators:
+            self.job.check_generators(generators_of(self.model), "now")
         self.job.check_structure()
 
     def _norms(self) -> tuple[float | None, float | None]:
@@ -182,27 +185,27 @@ class Step:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        before = random_state(self.device)
+        before = random_state(self.device, self.job.generators)
         self.programs.run("agree")
         try:
             bound.run(self._leaves(batch))
         finally:
-            set_random_state(before, self.device)
+            set_random_state(before, self.device, self.job.generators)
         return self.metrics["loss"].item()
 
     def trace_nonfinite(self, batch: Any) -> str:
         """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
-        before = random_state(self.device)
+        before = random_state(self.device, self.job.generators)
         self._write_scale()
         self.programs.run("agree")
         try:
             for micro in micro_batches(batch, self.plan.options.num_micro_batches):
                 graph = self.programs.planned[self.programs.key_of("first", micro)].graph
-                found = first_nonfinite(graph, self._inputs(graph, micro))
+                found = first_nonfinite(graph, self._inputs(graph, micro), self.job.generators)
                 if found:
                     return found
         finally:
-            set_random_state(before, self.device)
+            set_random_state(before, self.device, self.job.generators)
         return "every tensor of the forward and backward pass is finite"
 
     # -- what programs read -------------------------------------------------------------------------------------------------------
@@ -268,7 +271,7 @@ class Step:
         tensors |= {f"master/{n}": t for n, t in masters if t.data_ptr() != tensors[f"param/{n}"].data_ptr()}
         tensors |= {f"buffer/{n}": t for n, t in views(self.plan.persistent, self.runs, "buffer").items()}
         tensors |= {f"state/{n}": t for n, t in views(self.plan.persistent, self.runs, "state").items()}
-        tensors |= {f"random/{n}": t for n, t in random_state(self.device).items()}
+        tensors |= {f"random/{n}": t for n, t in random_state(self.device, self.job.generators).items()}
         meta: dict[str, Any] = {
             "num_steps": self.num_steps,
             "groups": [to_plain(_numbers(g), "param_groups") for g in self.job.optimizer.param_groups],
@@ -295,7 +298,8 @@ class Step:
             for name, tensor in own.items():
                 if not name.startswith("random/"):
                     tensor.copy_(tensors[name])
-        set_random_state({n.removeprefix("random/"): t for n, t in tensors.items() if n.startswith("random/")}, self.device)
+        states = {n.removeprefix("random/"): t for n, t in tensors.items() if n.startswith("random/")}
+        set_random_state(states, self.device, self.job.generators)
         self.num_steps = meta["num_steps"]
         for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
             group.update(from_plain(saved, _numbers(group)))

@@ -1,0 +1,146 @@
+"""Graphs -> Plan: methods of recomputation propose, the exact layout judges. A pure function of the graphs and the options. No torch.
+
+Proposals are ranked by their seconds; their bytes are simulated, and the one that is taken is laid out: a plan never exceeds its budget. As proposals do
+not depend on the budget, a smaller budget never gives a higher peak.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from packhorse.device.device import Device
+from packhorse.errors import UserError
+from packhorse.graph.ir import Graph
+from packhorse.planning.budget import budget_bytes, too_small
+from packhorse.planning.persistent import Persistent
+from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph
+from packhorse.recompute.bound import least_extra_seconds
+from packhorse.recompute.facts import Facts, facts_of
+from packhorse.recompute.mirror import Order, order_of, replay
+from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
+from packhorse.recompute.table import METHODS
+
+MICRO = ("next", "first")  # programs that are searched, the one that needs more first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An order with its simulated bytes and its seconds."""
+
+    order: Order
+    arena_bytes: int
+    external_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a step needs besides the program that is being chosen: persistent bytes, and the other programs' arena and external tensors."""
+
+    persistent_bytes: int
+    arena_bytes: int = 0
+    external_bytes: int = 0
+
+    def peak(self, other: Candidate | GraphPlan) -> int:
+        """Peak of the step with that program."""
+        return self.persistent_bytes + max(self.arena_bytes, other.arena_bytes) + max(self.external_bytes, other.external_bytes)
+
+    def along(self, planned: GraphPlan) -> "Rest":
+        """The same with one more program."""
+        return Rest(self.persistent_bytes, max(self.arena_bytes, planned.arena_bytes), max(self.external_bytes, planned.external_bytes))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """fits: within the limit, else the leanest there is. keep_everything_bytes: peak of the step with this program as it was captured."""
+
+    planned: GraphPlan
+    fits: bool
+    keep_everything_bytes: int
+    least_overhead_seconds: float | None
+
+
+def choose(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, limit: Callable[[int], int | None]) -> Chosen:
+    """The fastest plan of one micro-batch's graph within the limit; without a limit the leanest of the method (of "auto" and "optimal" the fastest).
+
+    limit: what the whole step may take, of what it takes when everything is kept.
+    """
+    method = "optimal" if options.recompute == "auto" else options.recompute
+    facts = facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+    _check_marks(facts)
+    plain = _measured(facts, order_of(facts, {}))
+    everything = rest.peak(plain)
+    allowed = limit(everything)
+    room = None if allowed is None else allowed - rest.persistent_bytes
+    if method == "none" or (method == "optimal" and options.budget is None) or (method == "optimal" and allowed is not None and everything <= allowed):
+        candidates = [plain]
+    else:
+        proposed = METHODS[method](facts, room)
+        candidates = [_measured(facts, order) for order in dict.fromkeys(proposed)]
+    least = min(rest.peak(c) for c in candidates)
+    within = least if allowed is None else allowed
+    for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
+        if rest.peak(candidate) <= within:
+            planned = plan_graph(_graph(facts, candidate), persistent, options)
+            if rest.peak(planned) <= within or allowed is None:
+                return Chosen(planned, True, everything, None if room is None else least_extra_seconds(facts, room))
+    leanest = min(candidates, key=lambda c: (rest.peak(c), c.seconds))
+    return Chosen(plan_graph(_graph(facts, leanest), persistent, options), False, everything, None)
+
+
+def least_peak(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, method: str) -> int:
+    """The least that a step needs with another method, as simulated."""
+    facts = facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+    return min(rest.peak(_measured(facts, order)) for order in METHODS[method](facts, None))
+
+
+def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None) -> Plan:
+    """The plan of a step, judged against the budget.
+
+    graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update
+    needs it.
+    Raises BudgetError, with the least budget that works, what is alive at the peak and what would fit, if no plan of the method meets it.
+    """
+    programs = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items() if name not in MICRO}
+    rest = Rest(persistent.num_bytes)
+    for planned in programs.values():
+        rest = rest.along(planned)
+    everything, bound, fits = 0, None, True
+    others = rest
+    for name in MICRO:
+        if name not in graphs:
+            continue
+        chosen = choose(graphs[name], persistent, options, device, rest, lambda all_bytes: budget_bytes(options.budget, max(everything, all_bytes)))
+        everything = max(everything, chosen.keep_everything_bytes)
+        fits, bound = fits and chosen.fits, chosen.least_overhead_seconds
+        programs[name] = chosen.planned
+        rest = rest.along(chosen.planned)
+    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, bound, job)
+    limit = budget_bytes(options.budget, everything)
+    if limit is not None and plan.peak_bytes > limit:
+        best = {} if options.recompute in ("auto", "optimal") else {"optimal": least_peak(graphs["first"], persistent, options, device, others, "optimal")}
+        raise too_small(plan, limit, best)
+    return plan
+
+
+def _measured(facts: Facts, order: Order) -> Candidate:
+    alive = live_nodes(facts, order)
+    found = bytes_of(facts, order, alive)
+    return Candidate(order, max(found.arena, default=0), max(found.external, default=0), seconds_of(facts, order, alive))
+
+
+def _graph(facts: Facts, candidate: Candidate) -> Graph:
+    return facts.graph if candidate.order == facts.plain_order() else replay(facts.graph, candidate.order)
+
+
+def _check_marks(facts: Facts) -> None:
+    """Raises UserError for a mark that decides nothing."""
+    for index in facts.marks:
+        if index not in facts.saved:
+            node = facts.graph.nodes[index]
+            name = f" {node.mark_name!r}" if node.mark_name else ""
+            raise UserError(
+                f"ph.{node.mark}{name} in module {node.module or '(outermost)'!r} at {node.source or 'an unknown line'} marks a value that the backward "
+                f"pass does not read (the result of {node.op}), so there is nothing to keep or to drop; mark what its consumer saves (its input or its "
+                "output: packhorse explain CONFIG --stage plan lists what is saved), or take the mark away"
+            )
