@@ -26,7 +26,7 @@ def test_help_does_not_import_torch_and_is_quick():
     done = packhorse("--help", code=code)
     assert done.returncode == 0 and "IMPORTED []" in done.stdout
     assert time.perf_counter() - started < 3  # about 0.4 s on an idle machine
-    for command in ("plan", "train", "explain", "sample", "doctor", "bench", "ckpt"):
+    for command in ("plan", "train", "explain", "report", "sample", "doctor", "bench", "ckpt"):
         assert command in done.stdout
 
 
@@ -36,6 +36,8 @@ def test_help_does_not_import_torch_and_is_quick():
         (["train", "missing.toml"], "missing.toml: No such file"),
         (["plan", "missing.toml"], "missing.toml: No such file or directory; give a TOML file, or the folder of a run"),
         (["explain", "missing.toml"], "missing.toml: No such file or directory; give a TOML file, or the folder of a run"),
+        (["report", "missing.toml"], "missing.toml: No such file or directory; give a TOML file, or the folder of a run"),
+        (["report", "a.toml", "--out", "nowhere/report.html"], "there is no folder nowhere; make it first"),
         (["plan", "full"], "full/config.toml: No such file"),
         (["explain", "missing.toml", "--stage", "graf"], "expected one of graph, plan, program"),
         (["train", "a.toml", "--set", "optimizer.lrr=1"], "did you mean lr?"),
@@ -74,7 +76,7 @@ def test_every_printing_command_has_json_and_no_option_begins_one_of_torchruns()
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings} - {"--help", "-h"}
     commands = dict(typer.main.get_command(app).commands)
-    assert set(commands) == {"plan", "train", "explain", "sample", "config", "doctor", "bench", "ckpt", "calibrate"}
+    assert set(commands) == {"plan", "train", "explain", "report", "sample", "config", "doctor", "bench", "ckpt", "calibrate"}
     commands |= commands.pop("ckpt").commands
     assert {"ls", "verify", "to-hf", "from-hf"} <= set(commands)
     for name, command in commands.items():

@@ -57,7 +57,7 @@ def test_malformed_text_names_line_and_column():
 names = st.text(st.sampled_from("abcxyz._019"), min_size=1, max_size=8)
 scalars = st.one_of(
     st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(st.sampled_from('ab "\\%#|é'), max_size=6),
-    st.sampled_from([Const("dtype", "float32"), Const("device", "cuda:0"), Const("memory_format", "channels_last"), Const("generator", "generator 0")])
+    st.sampled_from([Const("dtype", "float32"), Const("device", "cuda:0"), Const("memory_format", "channels_last"), Const("generator", "generator")])
 )  # fmt: skip
 
 

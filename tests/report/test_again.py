@@ -44,3 +44,18 @@ input %w2: f32[128, 32] = param "w2"
 """
     plan = by_hand(text=kept)
     assert made_again(plan.programs["first"].graph, plan.device) == []
+
+
+def test_a_value_that_is_kept_as_well_frees_nothing(by_hand):
+    text = """graph first
+input %x: f32[64, 128] = batch "x"
+input %w1: f32[64, 128] = param "w1"
+input %w2: f32[128, 32] = param "w2"
+%a: f32[64, 128] = aten.gelu.default(%x)  # forward | a | m.py:1
+%.mirror1.a: f32[64, 128] = aten.gelu.default(%x)  # recompute | a | m.py:1
+%d: f32[64, 128] = aten.mul.Tensor(%a, %.mirror1.a)  # backward | a | m.py:1
+output %d = grad "w1"
+"""
+    plan = by_hand(text=text)
+    (row,) = made_again(plan.programs["first"].graph, plan.device)
+    assert (row.values, row.freed) == (1, 0)

@@ -1,6 +1,6 @@
 import pytest
 
-from packhorse.report.bands import alive_bytes, bands_at, peak_instant, persistent_bands
+from packhorse.report.bands import alive_bytes, bands_at, most_of_bands, peak_instant, persistent_bands
 from packhorse.report.kinds import stays
 
 pytestmark = pytest.mark.pure
@@ -35,6 +35,13 @@ output %f = grad "w1"
     plan = by_hand(text=text)
     bands = bands_at(peak_instant(plan), plan.persistent)
     assert bands["external kept"] == 32768 and bands["kept"] == 0 and sum(bands.values()) == PERSISTENT + 32768
+
+
+def test_the_most_of_each_band_at_any_time(by_hand):
+    most = {name: num_bytes for name, num_bytes in most_of_bands(by_hand()).items() if num_bytes}
+    # temporaries: at times 1 and 11 two of 32768 (with %h1 and %g1, %dg and %dh)
+    expected = {"kept": 8192, "external kept": 8192, "recomputed": 65536, "temporary": 65536}
+    assert most == {"parameters": 49152, "gradients": 49152} | expected
 
 
 def test_what_is_neither_parameter_gradient_nor_state_is_other(by_hand):

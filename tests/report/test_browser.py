@@ -15,21 +15,26 @@ from packhorse.report.page import page
 
 pytestmark = pytest.mark.pure
 
-# Runs after the page's own script, and leaves what it finds in the document.
+# Points at a grid of places in each picture, presses keys, and leaves what it finds in the document. Runs after the page's own script.
 PROBE = """
 setTimeout(() => {
   const tip = document.getElementById("tip");
   const seen = (id) => {
-    const canvas = document.querySelector(`#${id} canvas`), box = canvas.getBoundingClientRect(), pen = canvas.getContext("2d");
+    const canvas = document.querySelector(`#${id} canvas`), box = canvas.getBoundingClientRect();
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const found = [];
-    for (let x = 5; x < box.width; x += 10)
-      for (let y = 1; y < box.height; y += 3) {
+    const texts = {};
+    for (let x = 5; x < box.width; x += STEP)
+      for (let y = 1; y < box.height; y += 5) {
         canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
         const name = tip.hidden ? null : tip.querySelector("b")?.textContent;
-        if (name) found.push([name, [...pen.getImageData(x, y, 1, 1).data.slice(0, 3)].join(), tip.innerText]);
+        if (!name) continue;
+        texts[name] ??= tip.innerText;
+        const at = 4 * (Math.floor(y) * canvas.width + Math.floor(x));
+        found.push([name, pixels.slice(at, at + 3).join()]);
       }
     canvas.dispatchEvent(new PointerEvent("pointerleave"));
-    return found;
+    return { found, texts };
   };
   const found = { offsets: seen("offsets"), bytes: seen("bytes"), left: tip.hidden, keys: [] };
   const canvas = document.querySelector("#bytes canvas");
@@ -91,7 +96,7 @@ KINDS = dict.fromkeys(ARENA, "temporary") | {"%h2": "kept", "%.mirror1.h1": "rec
 
 
 def test_pictures_tooltips_and_keys(by_hand, evil, browse):
-    dom, console = browse(page(by_hand(budget="50%"), "a step"), PROBE)
+    dom, console = browse(page(by_hand(budget="50%"), "a step"), PROBE.replace("STEP", "30"))
     assert console == []
     found = found_in(dom)
     assert (found["title"], found["images"]) == ("a step", 0)
@@ -102,24 +107,24 @@ def test_pictures_tooltips_and_keys(by_hand, evil, browse):
     # in both pictures the area over which a tensor is named is as large as it lives long and is large
     persistent = {"parameters": 14 * 49152, "gradients": 14 * 49152}
     for picture, areas in (("offsets", ARENA), ("bytes", ARENA | persistent | {"%e": 2 * 8192})):
-        counts = Counter(name for name, _, _ in found[picture])
+        counts = Counter(name for name, _ in found[picture]["found"])
         assert set(counts) == set(areas)
         unit = sum(counts.values()) / sum(areas.values())
         for name, area in areas.items():
-            assert counts[name] == pytest.approx(area * unit, rel=0.2), (picture, name)
+            assert counts[name] == pytest.approx(area * unit, rel=0.3), (picture, name)
 
     # kept, recomputed and temporary by colour
     for name, kind in KINDS.items():
-        pixels = Counter(pixel for n, pixel, _ in found["offsets"] if n == name)
+        pixels = Counter(pixel for n, pixel in found["offsets"]["found"] if n == name)
         assert pixels.most_common(1)[0][0] == colour(kind), name
 
     # a tooltip names tensor, bytes, kind, module, line, operator, times and offset
-    texts = {name: text.splitlines() for name, _, text in found["offsets"]}
+    texts = {name: text.splitlines() for name, text in found["offsets"]["texts"].items()}
     assert texts["%.mirror1.h1"][0].split() == ["%.mirror1.h1", "32.000", "KiB"]
     assert texts["%.mirror1.h1"][1:5] == ["recomputed, copy 1 of 1", "module blocks.0.up", "model.py:3", "recompute aten.mm.default"]
     assert texts["%.mirror1.h1"][5].startswith("times 5 to 11, offset ")
     assert texts["%g1"][1:3] == ["temporary; made again once", f"module {evil}"]
-    external = {name: text.splitlines() for name, _, text in found["bytes"]}["%e"]
+    external = found["bytes"]["texts"]["%e"].splitlines()
     assert external[1:3] == ["kept from forward to backward", "outermost module"] and external[5] == "times 3 to 4, allocated by its kernel"
 
     # keys: the second largest tensor at the peak; one call earlier; enlarged; the whole step again; away
@@ -135,9 +140,9 @@ input %g: f32[64, 128] = grad "w1"
 %u: f32[64, 128] = aten.gelu.default(%s)  # update |  | o.py:1
 output %u = param "w1"
 """
-    dom, console = browse(page(by_hand(update=update), "a step"), PROBE)
+    dom, console = browse(page(by_hand(update=update), "a step"), PROBE.replace("STEP", "120"))
     found = found_in(dom)
-    assert console == [] and {"%s", "%h1"} <= {name for name, _, _ in found["offsets"]}
+    assert console == [] and {"%s", "%h1"} <= set(found["offsets"]["texts"])
 
 
 def test_an_error_on_the_page_would_be_seen(by_hand, browse):

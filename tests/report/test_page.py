@@ -40,10 +40,10 @@ class Reader(HTMLParser):
 def test_the_tables_hold_the_figures(by_hand):
     reader = Reader(page(by_hand(budget=200_000), "a step"))
     # at the peak instant: 48 KiB of parameters, as many of gradients, one mirror, two gradients of activations
-    assert ["parameters", "48.000 KiB", "25.0%"] in reader.rows
-    assert ["recomputed", "32.000 KiB", "16.7%"] in reader.rows
-    assert ["kept from forward to backward", "0 B", "0.0%"] in reader.rows  # dead by then, but a colour in the picture
-    assert ["alive at the peak instant", "192.000 KiB", ""] in reader.rows
+    assert ["parameters", "48.000 KiB", "25.0%", "48.000 KiB"] in reader.rows
+    assert ["recomputed", "32.000 KiB", "16.7%", "64.000 KiB"] in reader.rows
+    assert ["kept from forward to backward", "0 B", "0.0%", "8.000 KiB"] in reader.rows  # dead by then, but a colour in the picture
+    assert ["alive at the peak instant", "192.000 KiB", "", ""] in reader.rows
     assert ["%dg", "32.000 KiB", "temporary", "blocks.0.down", "model.py:5", "backward aten.mm.default"] in reader.rows
     assert ["blocks.*.up", "aten.mm.default", "model.py:3", "1", "1", "32.000 KiB", "1.049e+06", "1000.000"] in reader.rows
     assert ["all", "", "", "2", "2", "64.000 KiB", "1.049e+06", "2000.000"] in reader.rows
@@ -55,7 +55,7 @@ def test_the_header_adds_up(by_hand):
     text = " ".join(text.split())
     assert "200.000 KiB peak = 96.000 KiB persistent + 96.000 KiB arena + 8.000 KiB external" in text
     assert "Budget 205.078 KiB" in text and "Peak if everything is kept 390.625 KiB" in text and "Method of recomputation blocks" in text
-    assert "Recomputed flops 1.049e+06 of" in text and "Predicted step on bench 10 s" in text and "of which recomputation 2 s" in text
+    assert "Recomputed flops 1.049e+06 of" in text and "Predicted step on bench 11 s" in text and "of which recomputation 2 s" in text
     assert (
         "time 11 ( backward aten.gelu_backward.default in" in text.replace("(backward", "( backward") and "The peak is 8.000 KiB above that" in text
     )
@@ -79,14 +79,15 @@ def test_a_plan_that_makes_nothing_again_says_so(by_hand):
     assert "everything that the backward pass needs is kept" in shown and "only persistent storage is alive" in shown
 
 
-def test_ten_thousand_nodes_are_less_than_five_megabytes(by_hand):
+def test_a_thousand_nodes_are_less_than_half_a_megabyte(by_hand):
     lines = [
-        'graph first\ninput %w1: f32[16, 16] = param "w1"\ninput %w2: f32[2] = param "w2"\n%v0: f32[16, 16] = aten.gelu.default(%w1)  # forward | a | m.py:1'
+        'graph first\ninput %w1: f32[16, 16] = param "w1"\ninput %w2: f32[2] = param "w2"',
+        "%v0: f32[16, 16] = aten.gelu.default(%w1)  # forward | a | m.py:1",
     ]
-    for i in range(1, 10_000):
+    for i in range(1, 1000):
         lines.append(f"%v{i}: f32[16, 16] = aten.gelu.default(%v{i - 1})  # forward | encoder.layers.{i}.feed_forward.activation | model.py:{i}")
     plan = by_hand(text="\n".join(lines))
-    assert len(page(plan, "a step").encode()) < 5_000_000
+    assert len(page(plan, "a step").encode()) < 500_000
 
 
 def test_a_page_is_replaced_when_the_new_one_is_whole(by_hand, tmp_path):

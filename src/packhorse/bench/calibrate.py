@@ -92,8 +92,8 @@ def _timed(run: Callable[[], Any], taken: list[int], clock: Clock) -> Callable[[
 
 
 def calibrate(nets: Sequence[Net], checks: Sequence[Net], rounds: int = ROUNDS, name: str = "cpu") -> Calibration:
-    """Times `nets`, fits a device, and checks it on whole steps of `checks`. All take turns in each round, so that a machine whose speed drifts favours
-    none."""
+    """Times `nets`, fits a device, and checks it on whole steps of `checks`. All take turns in each round, so that a machine whose speed drifts
+    favours none."""
     clock: Clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     ready, tested = [prepared(net) for net in nets], [prepared(net) for net in checks]
     timed = [Timed(step, clock) for step, _ in ready]
@@ -148,8 +148,11 @@ def run(write: Path | None, threads: int | None, *, as_json: bool) -> int:
     if threads is not None and threads < 1:
         raise UserError(f"calibrate: --threads is {threads}, expected 1 or more")
     if write is not None:
+        existed = write.exists()
         try:
             write.open("a").close()
+            if not existed:
+                write.unlink()
         except OSError as error:
             raise UserError(f"calibrate: cannot write the device file {write}: {error.strerror}; give a file in a folder that exists") from error
     torch.set_num_threads(threads or torch.get_num_threads())

@@ -1,7 +1,7 @@
-"""The nets whose steps `packhorse calibrate` times: together they call the operators that models of text and images are made of, each in several sizes.
+"""The nets whose steps `packhorse calibrate` times: together they call the operators that models of text and images are made of, in several sizes.
 
-The language models and the residual nets are those of packhorse.models; some of them recompute, for the operators that stand in mirrors only. The rest
-goes through lists of functions, a size at a time.
+The language models and the residual nets are those of packhorse.models; some of them recompute, for the operators that stand in mirrors only.
+The rest goes through lists of functions, a size at a time.
 N rows, D columns, B batch, C channels, V vocabulary, T tokens.
 """
 
@@ -52,9 +52,9 @@ class Elementwise(nn.Module):
         for function in (
             F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid, F.softplus, F.elu, F.leaky_relu, F.hardtanh, F.mish, F.hardswish,
             torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.neg, torch.abs, torch.sin, torch.cos, torch.square, torch.log1p,
-            lambda t: F.gelu(t, approximate="tanh"), lambda t: t**3, lambda t: t * 1.5, lambda t: t - 1.5, lambda t: 1 / t, lambda t: t.clamp(0.2, 0.8),
-            lambda t: F.dropout(t, 0.1), lambda t: torch.where(t > 0.5, t, y), lambda t: t.masked_fill(t > 0.5, 0.0), lambda t: t * y, lambda t: t / y,
-            lambda t: t - y, lambda t: torch.maximum(t, y), lambda t: t * self.bias, lambda t: t.to(torch.float64).to(torch.float32),
+            lambda t: F.gelu(t, approximate="tanh"), lambda t: t**3, lambda t: t * 1.5, lambda t: t - 1.5, lambda t: 1 / t, lambda t: t.clamp(0, 0.8),
+            lambda t: F.dropout(t, 0.1), lambda t: torch.where(t > 0.5, t, y), lambda t: t.masked_fill(t > 0.5, 0.0), lambda t: t * y,
+            lambda t: t / y, lambda t: t - y, lambda t: torch.maximum(t, y), lambda t: t * self.bias, lambda t: t.to(torch.float64).to(torch.float32),
         ):  # fmt: skip
             total = total + function(x)
         return total.mean()
@@ -78,7 +78,7 @@ class Rows(nn.Module):
         total = total + torch.cat([-x[..., half:], x[..., :half]], -1) + torch.stack([x[..., ::2], x[..., 1::2]], -1).flatten(-2)
         total = total + x.transpose(0, 1).contiguous().transpose(0, 1) + x.transpose(1, 2).contiguous().transpose(1, 2)
         total = total + F.pad(x[:, 1:], (0, 0, 1, 0)) + x[:, 3:4] + x[:, -1].unsqueeze(1) + x.roll(1, 1) + x.flip(1) + x.tril() + x.triu()
-        total = total + x[:, ids[0]] + x.index_select(1, ids[0]) + x.gather(1, ids.unsqueeze(-1).expand_as(x)) + x.repeat(1, 1, 2)[..., :-half * 2]
+        total = total + x[:, ids[0]] + x.index_select(1, ids[0]) + x.gather(1, ids.unsqueeze(-1).expand_as(x)) + x.repeat(1, 1, 2)[..., : -half * 2]
         picked = F.cross_entropy(self.scores(total).flatten(0, 1), ids.flatten() % 100)
         return picked + F.mse_loss(total, x.detach()) + total.sum()
 

@@ -124,7 +124,9 @@ class DenseNet(nn.Module):
             inside = range(channels, channels + layers * growth, growth)
             self.blocks.append(nn.ModuleList(self._layer(c, growth) for c in inside))
             channels = (channels + layers * growth) // 2
-            self.transitions.append(nn.Sequential(nn.BatchNorm2d(2 * channels), nn.ReLU(inplace=True), nn.Conv2d(2 * channels, channels, 1, bias=False)))
+            self.transitions.append(
+                nn.Sequential(nn.BatchNorm2d(2 * channels), nn.ReLU(inplace=True), nn.Conv2d(2 * channels, channels, 1, bias=False))
+            )
         self.head = nn.Linear(channels, 10)
 
     @staticmethod

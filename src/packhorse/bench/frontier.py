@@ -142,7 +142,9 @@ def _gradients(model: Chain) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def enter_rival(rival: Rival, model: Chain, batch: dict[str, Tensor], reference: Reference | None, seconds: float) -> tuple[Contestant, Reference | None]:
+def enter_rival(
+    rival: Rival, model: Chain, batch: dict[str, Tensor], reference: Reference | None, seconds: float
+) -> tuple[Contestant, Reference | None]:
     """The rival on its own copy of the model: compared with eager, measured, and ready to be timed. Of eager itself the reference comes back too."""
     mine = copy.deepcopy(model)
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.0)

@@ -39,7 +39,15 @@ def _rivals(rows: list[Row]) -> list[str]:
             lines.append([row.name, row.failure, *[""] * (len(header) - 2)])
             continue
         lines.append(
-            [row.name, _mebibytes(row.peak_bytes), _number(row.over_eager), _yes(row.held), _number(row.extra_flops), _number(row.time), row.equal or ""]
+            [
+                row.name,
+                _mebibytes(row.peak_bytes),
+                _number(row.over_eager),
+                _yes(row.held),
+                _number(row.extra_flops),
+                _number(row.time),
+                row.equal or "",
+            ]
             + [_mebibytes(row.at_peak_bytes), _number(row.at_peak_flops), _number(row.at_peak_time), _number(row.at_peak_ratio)]
         )
     return _table(header, lines)

@@ -7,7 +7,7 @@ Parameters are handed in as plain inputs, one for each distinct tensor, so that 
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -73,42 +73,19 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
 
     Raises CaptureError naming the module and the line where the model cannot be run on fake tensors.
     """
-    params = distinct(model.named_parameters(remove_duplicate=False))
-    buffers = distinct(model.named_buffers(remove_duplicate=False))
-    originals = [*params.values(), *buffers.values()]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    device = device_of(model)
     generators = Generators(model)
     location = Location(generators, marking=with_gradients)
-    asked: list[Questions] = []  # of each time that the forward ran; the last one is the one that was recorded
-    with mode:
-        fakes = [_fake(p, computed_dtype(p, compute), device, with_gradients and p.requires_grad) for p in params.values()]
-        fakes += [_fake(b, b.dtype, device, False) for b in buffers.values()]
-        # the batch stays the caller's, with whatever strides it has; parameters and buffers move to storage of ours
-        fakes += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors_of(batch)]
-
-    class Call(torch.nn.Module):
-        """The step as a module without parameters of its own."""
-
-        def forward(self, *flat: torch.Tensor) -> torch.Tensor:
-            exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
-            rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
-            questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch), device)
-            with substituted(model, exchange), generators.forward(), location.inside(model), questioner, computing_in(compute, device.type):
-                found = loss_of(call(model, rebuilt), rebuilt, loss)
-                found = found if compute is None else found.float()
-            asked.append(questioner.questions())
-            return found
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    step = on_fake_tensors(mode, model, batch, loss, with_gradients, compute, location)
 
     # torch writes the traceback of a failure on fake tensors to its log, before we can say it in one paragraph
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level, log.level = log.level, logging.CRITICAL
     try:
         with ExitStack() as stack, native_operators(), preserve_node_meta(), torch.set_grad_enabled(with_gradients):
-            # some operators draw even on fake tensors: planning must not
-            stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+            stack.enter_context(drawing_nothing(model))
             stack.enter_context(generators.at_rest())
-            joint = aot_export_joint_with_descriptors(stack, Call(), tuple(fakes))
+            joint = aot_export_joint_with_descriptors(stack, step.call, step.fakes)
             module = joint.graph_module
     except CaptureError:
         raise
@@ -123,9 +100,63 @@ def trace(model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradie
             "numpy's generator, which would be drawn once and then stay the same at every step; draw with torch (torch.rand), or make the draw "
             "part of the batch"
         )
+    return Trace(module, step.inputs, step.asked[-1], generators.named, frozenset(location.marks))
+
+
+@dataclass(frozen=True)
+class OnFakes:
+    """A micro-batch's forward as `call(*fakes)`, without memory. inputs: as in Trace, of each fake tensor. asked: of each time that `call` ran."""
+
+    call: torch.nn.Module
+    fakes: tuple[torch.Tensor, ...]
+    inputs: tuple[tuple[str, str], ...]
+    asked: list[Questions]
+
+
+def on_fake_tensors(
+    mode: FakeTensorMode,
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Callable | None,
+    with_gradients: bool,
+    compute: torch.dtype | None,
+    location: Location,
+) -> OnFakes:
+    """The forward pass on fake tensors of `mode`, its calls seen by `location`. Nothing is run yet."""
+    params = distinct(model.named_parameters(remove_duplicate=False))
+    buffers = distinct(model.named_buffers(remove_duplicate=False))
+    originals = [*params.values(), *buffers.values()]
+    device = device_of(model)
+    asked: list[Questions] = []
+    with mode:
+        fakes = [_fake(p, computed_dtype(p, compute), device, with_gradients and p.requires_grad) for p in params.values()]
+        fakes += [_fake(b, b.dtype, device, False) for b in buffers.values()]
+        # the batch stays the caller's, with whatever strides it has; parameters and buffers move to storage of ours
+        fakes += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors_of(batch)]
+
+    class Call(torch.nn.Module):
+        """The step as a module without parameters of its own."""
+
+        def forward(self, *flat: torch.Tensor) -> torch.Tensor:
+            exchange = {id(tensor): given for tensor, given in zip(originals, flat)}
+            rebuilt = replace_tensors(batch, list(flat[len(originals) :]))
+            questioner = Questioner(list(flat[len(originals) :]), tensors_of(batch), device)
+            forward = location.generators.forward()
+            with substituted(model, exchange), forward, location.inside(model), questioner, computing_in(compute, device.type):
+                found = loss_of(call(model, rebuilt), rebuilt, loss)
+                found = found if compute is None else found.float()
+            asked.append(questioner.questions())
+            return found
+
     roles = [("param", name) for name in params] + [("buffer", name) for name in buffers]
     roles += [("batch", leaf.path) for leaf in signature(batch).leaves]
-    return Trace(module, tuple(roles), asked[-1], generators.named, frozenset(location.marks))
+    return OnFakes(Call(), tuple(fakes), tuple(roles), asked)
+
+
+def drawing_nothing(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Around a run on fake tensors: some operators draw even there, and planning must not."""
+    device = device_of(model)
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def loss_of(output: Any, batch: Any, loss: Callable | None) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """What an operator takes on a machine, from a TOML file. No torch. `packhorse calibrate` (bench/calibrate.py) writes such a file.
 
-    name = "cpu"
-    description = "where the figures come from"
-    other = { fixed_s = 4e-06, s_per_byte = 3e-10 }                    # operators without a row; what is left out is 0
-    [rows]
-    "aten.mm.default" = { fixed_s = 6e-06, s_per_flop = 2e-11 }
+name = "cpu"
+description = "where the figures come from"
+other = { fixed_s = 4e-06, s_per_byte = 3e-10 }                    # operators without a row; what is left out is 0
+[rows]
+"aten.mm.default" = { fixed_s = 6e-06, s_per_flop = 2e-11 }
 """
 
 import json
@@ -127,8 +127,8 @@ def load_device(name_or_path: str | Path | None = None) -> Device:
             text = where.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(
-                f"cannot read the device file {given}: {error.strerror}; give the path of a file that `packhorse calibrate` wrote, or one of the names "
-                f"{', '.join(packaged())}"
+                f"cannot read the device file {given}: {error.strerror}; give the path of a file that `packhorse calibrate` wrote, or one of "
+                f"the names {', '.join(packaged())}"
             ) from error
         except UnicodeDecodeError as error:
             raise UserError(f"the device file {given} is not UTF-8 text ({error.reason} at byte {error.start}); give a TOML file") from error
@@ -149,7 +149,12 @@ def parse_device(text: str, source: str) -> Device:
         raise UserError(
             f"the device file {source} is not valid TOML: {error}; correct that line, or write the file anew with `packhorse calibrate --write`"
         ) from error
-    kinds = {"name": (str, "a string"), "description": (str, "a string"), "other": (dict, "the cost of operators without a row"), "rows": (dict, "a table")}
+    kinds = {
+        "name": (str, "a string"),
+        "description": (str, "a string"),
+        "other": (dict, "the cost of operators without a row"),
+        "rows": (dict, "a table"),
+    }
     for key in given.keys() - kinds.keys():
         raise UserError(f"the device file {source} has an unknown key {key!r}; it has {', '.join(kinds)}, and operators stand below [rows]")
     for key, (kind, words) in kinds.items():

@@ -28,9 +28,9 @@ class Sample:
 def fit(samples: Sequence[Sample]) -> Cost:
     """The Cost, no part of it negative, with the least sum of sqrt(measured) * |predicted / measured - 1| over the samples (at least one).
 
-    The square root stands between counting calls, of which most are short, and counting seconds, which a few long ones take. Absolute values, so that
-    one odd shape does not decide. Solved by least squares with weights 1 / |error|, over and over; the non-negative solution is the best of those over
-    each subset of the three parts, rounded to four digits.
+    The square root stands between counting calls, of which most are short, and counting seconds, which a few long ones take. Absolute values, so
+    that one odd shape does not decide. Solved by least squares with weights 1 / |error|, over and over; the non-negative solution is the best of
+    those over each subset of the three parts, rounded to four digits.
     """
     rows = np.array([[1.0, s.num_bytes, s.flops] for s in samples]) / np.array([[s.seconds] for s in samples])
     scale = rows.max(axis=0)
@@ -54,13 +54,13 @@ def _non_negative(rows: np.ndarray, weights: np.ndarray, used: list[int]) -> np.
     best, least = np.zeros(rows.shape[1]), np.inf
     for count in range(1, len(used) + 1):
         for columns in combinations(used, count):
-            part, *_ = np.linalg.lstsq(rows[:, columns] * root[:, None], root, rcond=None)
-            if (part < 0).any():
+            part, _, rank, _ = np.linalg.lstsq(rows[:, columns] * root[:, None], root, rcond=1e-9)
+            if rank < count or (part < 0).any():  # calls of one size do not tell the parts apart
                 continue
             x = np.zeros(rows.shape[1])
             x[list(columns)] = part
             error = float((weights * (rows @ x - 1) ** 2).sum())
-            if error < least:
+            if error < least * (1 - 1e-9):  # of equals the one with the fewest parts, the fixed one first
                 best, least = x, error
     return best
 

@@ -57,26 +57,23 @@ def crossings(facts: Facts) -> Crossings:
 
 
 def cut_places(facts: Facts, at: Crossings) -> list[int]:
-    """Places p in ascending order: where one value crosses, or fewer bytes do than just before and after. Always begins with 0.
+    """Places p in ascending order: where one value crosses and no fewer bytes do just before or after, or where less crosses than there. Begins with 0.
 
-    Of neighbouring places with next to no work between them (under a tenth of the median block's seconds) the one with the fewest bytes stays, the later
-    one of equals: behind an activation rather than before it.
+    Of neighbouring places with little work between them (under a third of the mean block's seconds) the one with the fewest bytes stays, the later one of
+    equals: behind an activation rather than before it.
     """
     n = len(at.forward)
     chosen = []
     for p in range(1, n):
-        before, here, after = at.size[p - 1], at.size[p], at.size[p + 1] if p + 1 < n else float("inf")
-        lowest = here < after and (here <= before or p == 1)
-        if here and (len(at.crossing[p]) == 1 or lowest):
+        before, here, after = at.size[p - 1] if p > 1 else at.size[p], at.size[p], at.size[p + 1] if p + 1 < n else 0
+        if here and here <= before and (here < after or (here == after and len(at.crossing[p]) == 1)):
             chosen.append(p)
     if not chosen:
         return [0]
     work = [0.0]
     for node in at.forward:
         work.append(work[-1] + facts.seconds[node])
-    edges = [0, *chosen, n]
-    gaps = sorted(work[b] - work[a] for a, b in zip(edges, edges[1:]))
-    small = gaps[len(gaps) // 2] / 10
+    small = work[-1] / (len(chosen) + 1) / 3
     kept: list[int] = []
     for p in chosen:
         if kept and work[p] - work[kept[-1]] < small:

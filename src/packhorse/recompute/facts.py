@@ -4,6 +4,7 @@ Nodes are named by their index in the graph, storages by a number of their own. 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from packhorse.graph.ir import Graph, Ref
 from packhorse.graph.liveness import reads
@@ -49,6 +50,7 @@ class Facts:
         """The order that recomputes nothing."""
         return tuple(index for index, real in enumerate(self.real) if real)
 
+    @cached_property
     def readers(self) -> list[list[int]]:
         """Storage -> the nodes that read it, in order."""
         table: list[list[int]] = [[] for _ in self.names]

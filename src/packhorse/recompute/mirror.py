@@ -8,7 +8,7 @@ State is true in mirrors: a random node draws from the saved state that its orig
 normalises by the batch and does not touch its running statistics; outputs of the graph come from originals.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from packhorse.graph.ir import Graph, Node, Ref, Value, contiguous_strides, map_refs
@@ -24,23 +24,22 @@ _NORM = "aten._native_batch_norm_legit_functional.default"
 _NORM_WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
 
 
-def order_of(facts: Facts, counts: Mapping[int, int]) -> Order:
+def order_of(facts: Facts, counts: Mapping[int, int], within: Sequence[int] | None = None) -> Order:
     """Algorithm 2: the order in which node v has counts[v] mirrors (none where it is missing).
 
-    Marks by hand (`ph.keep`, `ph.drop`) go before the counts.
+    Marks by hand (`ph.keep`, `ph.drop`) go before the counts. within: only these nodes, in ascending order, and what they read from elsewhere is there.
     The k-th mirror of v reads, of each u before it, mirror min(k, counts[u]); the backward pass reads the last ones. Mirrors are appended just before
     the first backward node that needs them, and only as far as it needs them. One addition to the paper: a kept value (its last
     mirror is the k-th) that reads one which is to be dropped again is computed along with it, since later its argument would be gone.
     """
-    count = [counts.get(index, 0) if facts.forward[index] and facts.real[index] else 0 for index in range(facts.num_nodes)]
-    for index, mark in facts.marks.items():  # by hand: before what any method says
-        count[index] = 0 if mark == "keep" else max(1, count[index])
-    readers = facts.readers()
+    forward, makes, reads, maker, readers = facts.forward, facts.makes, facts.reads, facts.maker, facts.readers
+    count = {node: k for node, k in counts.items() if k and forward[node] and facts.real[node]}
+    for node, mark in facts.marks.items():
+        count[node] = 0 if mark == "keep" else max(1, count.get(node, 0))
+    nodes: Sequence[int] = range(facts.num_nodes) if within is None else within
+    inside = None if within is None else set(within)
     emitted: set[tuple[int, int]] = set()
     order: list[int] = []
-
-    def arguments(node: int, level: int) -> list[tuple[int, int]]:
-        return [(u, min(level, count[u])) for u in dict.fromkeys(facts.maker[s] for s in facts.reads[node])]
 
     def append(wanted: list[tuple[int, int]]) -> None:
         """Everything wanted that does not exist yet, with what it needs, in topological order: by level, then by place in the graph."""
@@ -50,21 +49,27 @@ def order_of(facts: Facts, counts: Mapping[int, int]) -> Order:
             item = stack.pop()
             if item in found or item in emitted:
                 continue
-            found.add(item)
             node, level = item
-            stack += arguments(node, level)
-            if count[node] > level > 0:
-                for s in facts.makes[node]:
-                    stack += [(w, level) for w in readers[s] if facts.forward[w] and count[w] == level and w in facts.saved]
+            if inside is not None and node not in inside:
+                continue
+            found.add(item)
+            for s in reads[node]:
+                u = maker[s]
+                stack.append((u, min(level, count.get(u, 0))))
+            if count.get(node, 0) > level > 0:
+                for s in makes[node]:
+                    stack += [(w, level) for w in readers[s] if forward[w] and count.get(w, 0) == level and w in facts.saved]
         for item in sorted(found, key=lambda item: (item[1], item[0])):
             emitted.add(item)
             order.append(item[0])
 
-    for index in range(facts.num_nodes):
+    for index in nodes:
         if not facts.real[index]:
             continue
-        if not facts.forward[index]:
-            append([(u, count[u]) for u in dict.fromkeys(facts.maker[s] for s in facts.reads[index]) if count[u]])
+        if not forward[index]:
+            wanted = [(maker[s], k) for s in reads[index] if (k := count.get(maker[s], 0))]
+            if wanted:
+                append(wanted)
         emitted.add((index, 0))
         order.append(index)
     return tuple(order)

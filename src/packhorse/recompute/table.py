@@ -5,6 +5,7 @@ from collections.abc import Callable
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order
+from packhorse.recompute.optimal import optimal
 from packhorse.recompute.recursive import recursive
 from packhorse.recompute.rules import blocks, cheap, none, sqrt_n
 
@@ -19,5 +20,5 @@ METHODS: dict[str, Method] = {
     "chen": chen,
     "recursive": recursive,
     "blocks": blocks,
-    "optimal": recursive,
+    "optimal": optimal,
 }

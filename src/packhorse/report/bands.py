@@ -62,6 +62,18 @@ def bands_at(instant: Instant, persistent: Persistent) -> dict[str, int]:
     return table
 
 
+def most_of_bands(plan: Plan) -> dict[str, int]:
+    """Band -> the most bytes that it has at any time of the step."""
+    most = persistent_bands(plan.persistent)
+    for planned in plan.programs.values():
+        by_band: dict[str, list[Stay]] = {}
+        for stay in stays(planned):
+            by_band.setdefault(band_of(stay), []).append(stay)
+        for band, found in by_band.items():
+            most[band] = max(most.get(band, 0), *alive_bytes(found, max(len(planned.graph.nodes), 1)))
+    return most
+
+
 def band_of(stay: Stay) -> str:
     """The band of a tensor: its kind, or "external <kind>"."""
     return stay.kind if stay.offset is not None else f"external {stay.kind}"

@@ -68,7 +68,11 @@
     const power = 10 ** Math.floor(Math.log10(span / most));
     return power * [1, 2, 5, 10].find((factor) => span / (power * factor) <= most);
   }
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name.replaceAll(" ", "-")}`).trim();
+  const palette = new Map(); // the style sheet's colours, light or dark; asked for once a drawing
+  function colour(name) {
+    if (!palette.has(name)) palette.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name.replaceAll(" ", "-")}`).trim());
+    return palette.get(name);
+  }
   const meaning = { kept: "kept from forward to backward", recomputed: "recomputed", temporary: "temporary", output: "output", scratch: "scratch of a kernel" };
 
   // ---- a picture: axes, a canvas, and marks above it that cost no redrawing
@@ -178,6 +182,7 @@
         }
       }
       pen.textAlign = "center";
+      pen.textBaseline = "top";
       pen.fillStyle = colour("soft");
       pen.fillText("time: index of the operator call", MARGIN.left + this.width / 2, bottom + 38);
     }
@@ -518,13 +523,14 @@
   }
 
   function paint() {
+    palette.clear();
     for (const plot of plots) plot.paint();
   }
 
   const mostArena = Math.max(1, ...programs.map(({ stays }) => stays.size.reduce((most, size, i) => (stays.offset[i] < 0 ? most : Math.max(most, stays.offset[i] + size)), 0)));
   const roof = plan.budget !== null && plan.budget <= 1.6 * plan.peak ? Math.max(plan.budget, plan.peak) : plan.peak;
   const described = "Hover or use the arrow keys to read tensors; the tables hold the figures.";
-  const bytes = new Plot("bytes", `Bytes alive over the step, stacked by category. ${described}`, Math.max(roof, 1) * 1.06, drawBytes, pickBytes);
+  const bytes = new Plot("bytes", `Bytes alive over the step, stacked by category. ${described}`, Math.max(roof, 1) * 1.1, drawBytes, pickBytes);
   const offsets = new Plot("offsets", `The arena as time by offset, one rectangle a tensor. ${described}`, mostArena * 1.02, drawOffsets, pickOffset);
   const plots = [bytes, offsets];
   let drawn = 0;

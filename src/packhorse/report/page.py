@@ -5,6 +5,7 @@ Figures and tables are made here, so that they can be read without a script; the
 
 import os
 from base64 import b64encode
+from contextlib import suppress
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -15,9 +16,8 @@ from packhorse.errors import UserError
 from packhorse.planning.budget import budget_bytes
 from packhorse.planning.plan import Plan
 from packhorse.report.again import made_again
-from packhorse.report.bands import Instant, band_of, bands_at, peak_instant
+from packhorse.report.bands import Instant, bands_at, most_of_bands, peak_instant
 from packhorse.report.data import page_data, script_safe
-from packhorse.report.kinds import stays
 from packhorse.report.table import Cell, table
 from packhorse.units import format_bytes
 
@@ -37,7 +37,8 @@ def write_report(plan: Plan, path: Path | str, title: str = "packhorse: the plan
         part.write_text(page(plan, title), encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise UserError(f"cannot write the report {path}: {error.strerror}; give another file with --out") from None
     return path
 
@@ -106,16 +107,17 @@ def _instant(plan: Plan, instant: Instant) -> str:
 
 def _legend(plan: Plan, instant: Instant) -> str:
     """The categories with their colours and their bytes at the peak instant; those that are never there are left out."""
-    ever = {band_of(stay) for planned in plan.programs.values() for stay in stays(planned)}
+    most = most_of_bands(plan)
     rows = []
     for name, num_bytes in bands_at(instant, plan.persistent).items():
-        if num_bytes or name in ever:
+        if most.get(name):
             kind = name.removeprefix("external ")
             label = _MEANING.get(kind, kind) + (", allocated by its kernel" if kind != name else "")
-            share = f"{num_bytes / max(instant.num_bytes, 1):.1%}"
-            rows.append([Cell(label, before=_swatch(kind, kind != name)), Cell(format_bytes(num_bytes), "number"), Cell(share, "number")])
-    total = [Cell("alive at the peak instant"), Cell(format_bytes(instant.num_bytes), "number"), Cell("")]
-    return table([Cell("category"), Cell("at the peak instant", "number"), Cell("share", "number")], rows, foot=total)
+            figures = (format_bytes(num_bytes), f"{num_bytes / max(instant.num_bytes, 1):.1%}", format_bytes(most[name]))
+            rows.append([Cell(label, before=_swatch(kind, kind != name)), *(Cell(figure, "number") for figure in figures)])
+    total = [Cell("alive at the peak instant"), Cell(format_bytes(instant.num_bytes), "number"), Cell(""), Cell("")]
+    heads = [Cell("category"), *(Cell(head, "number") for head in ("at the peak instant", "share", "at its most"))]
+    return table(heads, rows, foot=total)
 
 
 def _swatch(kind: str, external: bool) -> str:

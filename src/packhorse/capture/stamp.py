@@ -1,0 +1,188 @@
+"""A deep step captured by its repetitions: a few short captures, from which the long one is stamped out, exactly as it would have been captured.
+
+Three things must agree before a stamped graph is handed out: the short captures foretell a longer one to the last number (graph/stamp.py); the logs
+of the short forwards' calls foretell the log of the whole forward (capture/calls.py), which costs little, so that a block that is special, a layer
+that is frozen or shared, or a loop that does something else at step 1,000 is seen; and the whole forward's log names the very inputs. Otherwise None: the step
+is captured whole.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from packhorse.capture.calls import Calls, Unseen, calls_of, contents
+from packhorse.capture.convert import convert
+from packhorse.capture.questions import NO_QUESTIONS, Questions
+from packhorse.capture.repeats import Run, cut, is_row_major, lengths, runs_of_blocks, shortened
+from packhorse.capture.trace import trace
+from packhorse.errors import UserError
+from packhorse.graph.ir import Graph
+from packhorse.graph.stamp import Unlike, learn, same_but_for_names, stamp
+
+# Fewer repetitions are captured as they are: it would save little.
+LEAST_BLOCKS = 12
+LEAST_STEPS = 24
+
+# With how many repetitions to begin. The first and last ones of a recurrent net are special, backward two of them.
+_SHORTEST_BLOCKS = (2, 3)
+_SHORTEST_STEPS = (4, 5)
+
+# What an attempt may meet: a model that does not run when it is cut, or does otherwise. Then the step is captured whole, and says what there is to say.
+_FAILURES = (Unlike, Unseen, UserError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A step's graph as `convert` would give it, but for names of values; constants and questions as in Captured."""
+
+    graph: Graph
+    constants: dict[str, torch.Tensor]
+    questions: Questions
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is captured: see `trace`."""
+
+    model: torch.nn.Module
+    batch: Any
+    loss: Callable | None
+    with_gradients: bool
+    compute: torch.dtype | None
+
+    def calls(self) -> Calls:
+        return calls_of(self.model, self.batch, self.loss, self.with_gradients, self.compute)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The step with any number of repetitions. counts: how many there really are, of each run. at(counts): the step with that many, while inside."""
+
+    counts: tuple[int, ...]
+    at: Callable[[tuple[int, ...]], AbstractContextManager[_Step]]
+    shortest: tuple[int, ...]
+    whole: Calls
+
+
+def stamped(
+    name: str,
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Callable | None,
+    with_gradients: bool,
+    compute: torch.dtype | None = None,
+    least_blocks: int = LEAST_BLOCKS,
+    least_steps: int = LEAST_STEPS,
+) -> Whole | None:
+    """The graph of a step with many repetitions, made from short captures. None if there are none, or if they are not all alike.
+
+    name: of the graph. least_blocks, least_steps: how many repetitions are many. The rest as in `trace`. Raises nothing of its own.
+    """
+    step = _Step(model, batch, loss, with_gradients, compute)
+    try:
+        for family in _families(step, least_blocks, least_steps):
+            found = _grown(name, family)
+            if found is not None:
+                return found
+    except _FAILURES:
+        pass
+    return None
+
+
+def _families(step: _Step, least_blocks: int, least_steps: int) -> Iterator[_Family]:
+    runs = runs_of_blocks(step.model, least_blocks)
+    times = lengths(step.batch, least_steps) if is_row_major(step.batch) else []
+    if not runs and not times:
+        return
+    whole = step.calls()
+    if 0 < len(runs) <= 8:
+        yield _blocks(step, whole, runs)
+        doubled = [replace(run, count=run.count // 2, period=2 * run.period) for run in runs if run.count >= 2 * max(_SHORTEST_BLOCKS)]
+        if len(doubled) == len(runs):
+            yield _blocks(step, whole, doubled)
+    often = _most_often(whole.graph)
+    for dim, size in times:
+        if size <= often + 2 and whole.questions is NO_QUESTIONS:
+            yield _times(step, whole, dim, size)
+
+
+def _most_often(calls: Graph) -> int:
+    """How often the same line of the same module makes the same call."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for node in calls.nodes:
+        key = node.op, node.module, node.source
+        counts[key] = counts.get(key, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def _blocks(step: _Step, whole: Calls, runs: list[Run]) -> _Family:
+    @contextmanager
+    def at(counts: tuple[int, ...]) -> Iterator[_Step]:
+        with shortened(runs, counts):
+            yield step
+
+    return _Family(tuple(run.count for run in runs), at, _SHORTEST_BLOCKS, whole)
+
+
+def _times(step: _Step, whole: Calls, dim: int, size: int) -> _Family:
+    @contextmanager
+    def at(counts: tuple[int, ...]) -> Iterator[_Step]:
+        yield replace(step, batch=cut(step.batch, dim, size, counts[0]))
+
+    return _Family((size,), at, _SHORTEST_STEPS, whole)
+
+
+def _grown(name: str, family: _Family) -> Whole | None:
+    """The family's graph at its real size; None if it does not follow from shorter ones."""
+    graphs: dict[tuple[int, ...], tuple[Graph, dict[str, torch.Tensor]]] = {}
+
+    def captured(counts: tuple[int, ...]) -> Graph:
+        if counts not in graphs:
+            with family.at(counts) as step:
+                traced = trace(step.model, step.batch, step.loss, step.with_gradients, step.compute)
+                if traced.generators:
+                    raise Unseen("generators of the model's own")
+                graphs[counts] = convert(name, traced)
+        return graphs[counts][0]
+
+    def logged(counts: tuple[int, ...]) -> Graph:
+        with family.at(counts) as step:
+            return step.calls().graph
+
+    for shortest in family.shortest:
+        try:
+            return _from(shortest, family, captured, logged, graphs)
+        except _FAILURES:
+            continue
+    return None
+
+
+def _from(shortest: int, family: _Family, captured: Callable, logged: Callable, graphs: dict) -> Whole:
+    least, *rest = _sizes(shortest, len(family.counts))
+    if sum(map(sum, (least, *rest))) > 0.8 * sum(family.counts):
+        raise Unlike("the short captures would cost as much as the whole")
+    extra = tuple(count - shortest for count in family.counts)
+    # first the logs: they cost little
+    logs = [logged(counts) for counts in (least, *rest)]
+    foretold = stamp(learn(logs[0], logs[1:-1], logs[-1], [{}] * len(logs)), extra).graph
+    if not same_but_for_names(foretold, family.whole.graph, {}, {}):
+        raise Unlike("the whole forward does not follow from short ones")
+    short = [captured(counts) for counts in (least, *rest)]
+    labels = [{target: contents(tensor) for target, tensor in graphs[counts][1].items()} for counts in (least, *rest)]
+    if any(label is None for mine in labels for label in mine.values()):
+        raise Unseen("a constant without contents")
+    made = stamp(learn(short[0], short[1:-1], short[-1], labels), extra)
+    constants = {target: graphs[least][1][model] for target, model in made.models.items() if model in graphs[least][1]}
+    given = [(i.role, i.target, i.value.dtype, i.value.shape, i.value.strides) for i in made.graph.inputs if i.role in ("param", "buffer", "batch")]
+    if given != [(i.role, i.target, i.value.dtype, i.value.shape, i.value.strides) for i in family.whole.graph.inputs]:
+        raise Unlike("other inputs")
+    return Whole(made.graph, constants, family.whole.questions)
+
+
+def _sizes(shortest: int, num_runs: int) -> list[tuple[int, ...]]:
+    """The captures that `learn` asks for: the shortest one, one with one repetition more for each run, and the one to check."""
+    least = (shortest,) * num_runs
+    return [least, *(tuple(shortest + (r == run) for r in range(num_runs)) for run in range(num_runs)), tuple(shortest + 2 for _ in range(num_runs))]
