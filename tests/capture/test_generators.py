@@ -99,6 +99,7 @@ class OwnBackward(torch.autograd.Function):
         (made_anew, "at test_generators.py:.* makes a torch.Generator in the forward pass"),
         (seeded, r"seeds the generator 0 or sets its state \(seen at module .* at test_generators.py:"),
         (wound_back, "seeds the generator noise or sets its state"),
+        (lambda model, h: (model.noise.manual_seed(1), h)[1], r"seeds the generator noise or sets its state \(seen at its end\)"),
         (default_seeded, "seeds torch's default generator .*test_generators.py:"),
         (lambda model, h: OwnBackward.apply(h), "at test_generators.py:.* uses a Generator of its own where"),
         (lambda model, h: h * 2 if torch.rand(1, generator=GLOBAL) < 0.5 else h, "at test_generators.py:.*a random draw decides"),

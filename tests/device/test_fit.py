@@ -3,7 +3,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.device.device import Cost
@@ -52,6 +52,7 @@ def best_by_hand(samples):
     return least
 
 
+@settings(max_examples=40)
 @given(st.lists(st.builds(Sample, st.integers(1, 10_000), st.integers(0, 10_000), st.floats(1e-5, 1e-1)), min_size=1, max_size=6))
 def test_no_cost_is_much_better(samples):
     found = fit(samples)

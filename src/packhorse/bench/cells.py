@@ -8,7 +8,8 @@ import copy
 import difflib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import packhorse
+from packhorse.bench.replan import replanned
 from packhorse.bench.rivals import loss_of
 from packhorse.errors import UserError
 from packhorse.models.gpt import GPT
@@ -72,7 +74,7 @@ class Outcome:
     @property
     def monotone(self) -> bool:
         """A smaller budget never measured more."""
-        return all(later.measured_bytes <= earlier.measured_bytes for earlier, later in zip(self.cells, self.cells[1:]))
+        return all(later.measured_bytes <= earlier.measured_bytes for earlier, later in pairwise(self.cells))
 
     @property
     def kept(self) -> bool:
@@ -92,7 +94,7 @@ class UNet(nn.Module):
         widths = [width * 2**level for level in range(levels + 1)]
         self.down = nn.ModuleList(self._pair(a, b) for a, b in zip([3, *widths], widths[:-1]))
         self.bottom = self._pair(widths[-2], widths[-1])
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in zip(widths[:-1], widths[1:]))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairwise(widths))
         self.join = nn.ModuleList(self._pair(2 * a, a) for a in widths[:-1])
         self.head = nn.Conv2d(width, 2, 1)
 
@@ -166,8 +168,8 @@ class MixtureBlock(nn.Module):
         self.experts = Experts(width, experts=4, capacity=tokens // 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1))
-        x = x + self.drop(self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)))
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1))
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
         return x + self.drop(self.experts(self.norms[1](x).flatten(0, 1)).view_as(x))
 
 
@@ -262,46 +264,44 @@ def _eager(model: nn.Module, batch: dict[str, Any]) -> _Seen:
     return _Seen(losses, {n: p.grad for n, p in mine.named_parameters() if p.grad is not None}, dict(mine.named_buffers()))
 
 
-def _planned(model: nn.Module, batch: dict[str, Any], method: str, budget: int | str | None) -> tuple[nn.Module, Plan]:
+def _copied(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     mine = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
-    return mine, packhorse.plan(mine, batch, optimizer=optimizer, recompute=method, budget=budget)
+    return mine, torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
 
 
-def cell(model: nn.Module, batch: dict[str, Any], reference: _Seen, method: str, budget: int) -> Cell:
-    """Plans and runs one budget. Raises BudgetError if the method cannot meet it."""
-    mine, plan = _planned(model, batch, method, budget)
+def cell(model: nn.Module, batch: dict[str, Any], none: Plan, reference: _Seen, method: str, budget: int | str) -> Cell:
+    """Plans and runs one budget ("minimum": the least). none: the plan that keeps everything. Raises BudgetError if the method cannot meet it."""
+    mine, optimizer = _copied(model)
+    plan = replanned(none, mine, optimizer, method, budget)
     step = packhorse.compile(mine, plan)
     torch.manual_seed(1)
     losses = [step(batch).item() for _ in range(NUM_STEPS)]
     ledger = step.ledger()
     assert ledger.measured_peak_bytes is not None
-    return Cell(budget, plan.peak_bytes, ledger.measured_peak_bytes, reference.same(_Seen(losses, step.grads(), dict(mine.named_buffers()))))
+    equal = reference.same(_Seen(losses, step.grads(), dict(mine.named_buffers())))
+    return Cell(budget if isinstance(budget, int) else plan.peak_bytes, plan.peak_bytes, ledger.measured_peak_bytes, equal)
 
 
 def attempt(model: Model, method: str = "optimal", num_budgets: int = NUM_BUDGETS) -> Outcome:
     """All budgets of one model, in equal steps from what keeping everything takes to the least that the method can."""
     start = time.perf_counter()
-    outcome = Outcome(model.name)
-    cells: list[Cell] = []
+    outcome, cells, least = Outcome(model.name), [], None
     try:
         torch.manual_seed(0)
         made, batch = model.make().train(), model.batch()
         reference = _eager(made, batch)
-        _, none = _planned(made, batch, "none", None)
+        mine, optimizer = _copied(made)
+        none = packhorse.plan(mine, batch, optimizer=optimizer, recompute="none")
         outcome = Outcome(model.name, len(none.programs["first"].graph.nodes), none.peak_bytes, none.peak_bytes, none.persistent_bytes)
-        least = none if method == "none" else _planned(made, batch, method, "minimum")[1]
-        outcome = Outcome(model.name, outcome.nodes, none.peak_bytes, least.peak_bytes, none.persistent_bytes)
-        for part in range(num_budgets - 1, -1, -1):
-            budget = least.peak_bytes + (none.peak_bytes - least.peak_bytes) * part // (num_budgets - 1)
-            cells.append(cell(made, batch, reference, method, budget))
+        least = cell(made, batch, none, reference, method, "minimum")
+        outcome = replace(outcome, least_bytes=least.predicted_bytes)
+        for part in range(num_budgets - 1, 0, -1):
+            budget = least.predicted_bytes + (none.peak_bytes - least.predicted_bytes) * part // (num_budgets - 1)
+            cells.append(cell(made, batch, none, reference, method, budget))
         failure = ""
     except UserError as error:
         failure = str(error)
-    return Outcome(
-        model.name, outcome.nodes, outcome.none_bytes, outcome.least_bytes, outcome.persistent_bytes, tuple(cells),
-        time.perf_counter() - start, failure,
-    )  # fmt: skip
+    return replace(outcome, cells=tuple(cells) + ((least,) if least else ()), seconds=time.perf_counter() - start, failure=failure)
 
 
 def measure(names: Sequence[str], say: Callable[[str], None]) -> list[Outcome]:
@@ -323,23 +323,22 @@ def measure(names: Sequence[str], say: Callable[[str], None]) -> list[Outcome]:
 def render(outcomes: Sequence[Outcome]) -> str:
     """A row a model, as Markdown. Peaks are of the whole step; "intermediates" leaves out parameters, gradients, optimizer states and buffers."""
     cells = [cell for outcome in outcomes for cell in outcome.cells]
+    header = ["model", "nodes", "keep everything, MiB", "least, MiB", "least / everything", "of intermediates"]
+    header += ["held", "exact", "bit-equal", "monotone", "seconds", ""]
     lines = [
         f"{len(cells)} cells: {sum(c.held for c in cells)} within their budget, {sum(c.exact for c in cells)} measured as predicted, "
         f"{sum(c.equal for c in cells)} with losses, gradients and buffers bit-equal to eager PyTorch's.",
         "",
-        "| model | nodes | keep everything, MiB | least, MiB | least / everything | of intermediates | held | exact | bit-equal | monotone | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
     ]
     for o in outcomes:
-        size = len(o.cells)
-        counts = [f"{sum(values)} of {size}" for values in ([c.held for c in o.cells], [c.exact for c in o.cells], [c.equal for c in o.cells])]
-        if not o.none_bytes:
-            lines.append(f"| {o.name} |{' |' * 9} {o.failure} |".replace("||", "| |"))
-            continue
-        inside = (o.least_bytes - o.persistent_bytes) / (o.none_bytes - o.persistent_bytes)
-        lines.append(
-            f"| {o.name} | {o.nodes} | {o.none_bytes / 2**20:.3f} | {o.least_bytes / 2**20:.3f} | {o.least_bytes / o.none_bytes:.3f} | {inside:.3f} | "
-            + " | ".join([*counts, "yes" if o.monotone else "**no**", f"{o.seconds:.0f}"])
-            + f" |{' ' + o.failure if o.failure else ''}"
-        )
+        columns = [o.name, *[""] * 10, o.failure]
+        if o.none_bytes:
+            inside = (o.least_bytes - o.persistent_bytes) / (o.none_bytes - o.persistent_bytes)
+            sizes = (o.none_bytes / 2**20, o.least_bytes / 2**20, o.least_bytes / o.none_bytes, inside)
+            columns[1:6] = [str(o.nodes), *(f"{size:.3f}" for size in sizes)]
+            columns[6:9] = [f"{sum(values)} of {len(o.cells)}" for values in zip(*((c.held, c.exact, c.equal) for c in o.cells))] or [""] * 3
+            columns[9:11] = ["yes" if o.monotone else "**no**", f"{o.seconds:.0f}"]
+        lines.append("| " + " | ".join(column.replace("|", "\\|") for column in columns) + " |")
     return "\n".join(lines)

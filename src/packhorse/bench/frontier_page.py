@@ -38,18 +38,17 @@ def _rivals(rows: list[Row]) -> list[str]:
         if row.failure:
             lines.append([row.name, row.failure, *[""] * (len(header) - 2)])
             continue
-        lines.append(
-            [
-                row.name,
-                _mebibytes(row.peak_bytes),
-                _number(row.over_eager),
-                _yes(row.held),
-                _number(row.extra_flops),
-                _number(row.time),
-                row.equal or "",
-            ]
-            + [_mebibytes(row.at_peak_bytes), _number(row.at_peak_flops), _number(row.at_peak_time), _number(row.at_peak_ratio)]
-        )
+        own = [
+            row.name,
+            _mebibytes(row.peak_bytes),
+            _number(row.over_eager),
+            _yes(row.held),
+            _number(row.extra_flops),
+            _number(row.time),
+            row.equal or "",
+        ]
+        there = "none fits" if row.at_peak_failure else _mebibytes(row.at_peak_bytes)
+        lines.append([*own, there, *map(_number, (row.at_peak_flops, row.at_peak_time, row.at_peak_ratio))])
     return _table(header, lines)
 
 
@@ -62,10 +61,8 @@ def _ours(rows: list[Row]) -> list[str]:
         if row.failure:
             lines.append([row.name, _mebibytes(row.budget_bytes), row.failure, *[""] * (len(header) - 3)])
             continue
-        lines.append(
-            [row.name, _mebibytes(row.budget_bytes), _yes(row.held), _yes(row.exact), _mebibytes(row.peak_bytes), _number(row.over_eager)]
-            + [_number(row.extra_flops), _number(row.time), row.equal or ""]
-        )
+        promises = [row.name, _mebibytes(row.budget_bytes), _yes(row.held), _yes(row.exact)]
+        lines.append([*promises, _mebibytes(row.peak_bytes), *map(_number, (row.over_eager, row.extra_flops, row.time)), row.equal or ""])
     return _table(header, lines)
 
 
@@ -84,18 +81,17 @@ def sentences(rows: list[Row]) -> list[str]:
     met = [row for row in rows if row.at_peak_ratio is not None and row.family != "eager"]
     ran = [row for row in rows if not row.ours and row.peak_bytes is not None and row.family != "eager"]
     if met:
-        slower = [row for row in met if row.at_peak_ratio > 1]
-        worst = max(met, key=lambda row: row.at_peak_ratio)
+        slower, worst = [row for row in met if row.at_peak_ratio > 1], max(met, key=lambda row: row.at_peak_ratio)
         said.append(
-            f"Within the peak of each of {len(ran)} rivals packhorse has a plan for {len(met)}, and is no slower in {len(met) - len(slower)}; the largest "
-            f"ratio of times is {worst.at_peak_ratio:.3f}, against {worst.name}."
+            f"Within the peak of each of {len(ran)} rivals packhorse has a plan for {len(met)}, and is no slower in {len(met) - len(slower)}; "
+            f"the largest ratio of times is {worst.at_peak_ratio:.3f}, against {worst.name}."
         )
-    everything = next((row for row in rows if row.name == "packhorse, none" and row.time is not None), None)
-    band = [row for row in met if row.family == "first m blocks" and BAND[0] <= row.over_eager <= BAND[1]]
-    for row in band if everything else ():
+    everything = [row.time for row in rows if row.name == "packhorse, none" and row.time is not None]
+    for row in (row for row in met if row.family == "first m blocks" and BAND[0] <= row.over_eager <= BAND[1]):
+        own = f", {row.at_peak_time / everything[0] - 1:+.1%} of its own without recomputation" if everything else ""
         said.append(
-            f"{row.name} ({row.over_eager:.2f} of eager's peak) costs {row.time - 1:+.1%} of eager's time; packhorse there {row.at_peak_time - 1:+.1%} of "
-            f"eager's, {row.at_peak_time / everything.time - 1:+.1%} of its own without recomputation."
+            f"{row.name} ({row.over_eager:.2f} of eager's peak): {row.time - 1:+.1%} of eager's time; packhorse there "
+            f"{row.at_peak_time - 1:+.1%} of eager's{own}."
         )
     asked = [row for row in rows if not row.ours and row.held is not None]
     if asked:

@@ -18,7 +18,7 @@ from packhorse.bench.chains import Chain
 from packhorse.errors import UserError
 
 Forward = Callable[..., Tensor]  # forward(**batch) -> loss
-Walk = Callable[[nn.Sequential, Any], Any]  # (blocks, what the first takes) -> what the last gives
+Walk = Callable[[Any, Any], Any]  # (blocks, what the first takes) -> what the last gives
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import torch
 
-from packhorse.capture.convert import convert
 from packhorse.capture.convolution import plain_convolutions
 from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.questions import Questions
-from packhorse.capture.trace import dense_strides, device_of, distinct, trace
+from packhorse.capture.stamp import captured_whole, stamped
+from packhorse.capture.trace import dense_strides, device_of, distinct
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
+from packhorse.graph.collector import no_search_for_cycles
 from packhorse.graph.drop_clones import drop_clones
 from packhorse.graph.grad_dtype import gradients_in
 from packhorse.graph.ir import Const, Graph
@@ -57,9 +58,15 @@ def capture(
         raise CaptureError(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
-    traced = trace(model, batch, loss, with_gradients=True, compute=compute)
-    micro, constants = convert("micro", traced)
-    micro = plain_convolutions(micro, device_of(model))
+    with no_search_for_cycles():
+        return _capture(model, batch, loss, num_micro_batches, compute, grads)
+
+
+def _capture(
+    model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro_batches: int, compute: torch.dtype | None, grads: torch.dtype | None
+) -> Captured:
+    whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
+    micro = plain_convolutions(whole.graph, device_of(model))
     micro = loss_in_rows(drop_clones(micro))
     if grads is not None:
         micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
@@ -72,7 +79,7 @@ def capture(
         )
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
     later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
-    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, constants, traced.questions, traced.generators)
+    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, whole.constants, whole.questions, whole.generators)
 
 
 def capture_evaluation(
@@ -82,7 +89,7 @@ def capture_evaluation(
 
     Output: ("metric", "loss"); changes of buffers are left out.
     """
-    traced = trace(model, batch, loss, with_gradients=False, compute=compute)
-    graph, constants = convert("evaluate", traced)
+    whole = stamped("evaluate", model, batch, loss, False, compute) or captured_whole("evaluate", model, batch, loss, False, compute)
+    graph = whole.graph
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), constants, traced.questions, traced.generators
+    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), whole.constants, whole.questions, whole.generators

@@ -149,15 +149,14 @@ class Questioner(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = pytree.tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _ASKING and tensors:
             answer = self._answer(func, args, kwargs, tensors)
             if answer is not None:
                 return answer
         if torch._C._functorch.peek_interpreter_stack() is not None:  # other tensors; where they write, versions tell
             return func(*args, **kwargs)
-        known = all(self._is_known(tensor) for tensor in tensors) and not any(isinstance(leaf, torch.Generator) for leaf in leaves)
+        known = all(self._is_known(tensor) for tensor in tensors)
         result = func(*args, **kwargs)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if func is torch.rand and not tensors and result.numel() == 1:

@@ -36,11 +36,21 @@ _FAILURES = (Unlike, Unseen, UserError, RuntimeError, TypeError, ValueError, Loo
 
 @dataclass(frozen=True)
 class Whole:
-    """A step's graph as `convert` would give it, but for names of values; constants and questions as in Captured."""
+    """A step's graph as `convert` gives it, but for names of values; constants, questions and generators as in Captured."""
 
     graph: Graph
     constants: dict[str, torch.Tensor]
     questions: Questions
+    generators: dict[str, torch.Generator]
+
+
+def captured_whole(
+    name: str, model: torch.nn.Module, batch: Any, loss: Callable | None, with_gradients: bool, compute: torch.dtype | None = None
+) -> Whole:
+    """The graph of a step, captured as it is. As `trace`; raises CaptureError."""
+    traced = trace(model, batch, loss, with_gradients, compute)
+    graph, constants = convert(name, traced)
+    return Whole(graph, constants, traced.questions, traced.generators)
 
 
 @dataclass(frozen=True)
@@ -137,49 +147,47 @@ def _times(step: _Step, whole: Calls, dim: int, size: int) -> _Family:
 
 def _grown(name: str, family: _Family) -> Whole | None:
     """The family's graph at its real size; None if it does not follow from shorter ones."""
-    graphs: dict[tuple[int, ...], tuple[Graph, dict[str, torch.Tensor]]] = {}
+    known: dict[tuple[int, ...], Whole] = {}
 
-    def captured(counts: tuple[int, ...]) -> Graph:
-        if counts not in graphs:
+    def captured(counts: tuple[int, ...]) -> Whole:
+        if counts not in known:
             with family.at(counts) as step:
-                traced = trace(step.model, step.batch, step.loss, step.with_gradients, step.compute)
-                if traced.generators:
-                    raise Unseen("generators of the model's own")
-                graphs[counts] = convert(name, traced)
-        return graphs[counts][0]
-
-    def logged(counts: tuple[int, ...]) -> Graph:
-        with family.at(counts) as step:
-            return step.calls().graph
+                known[counts] = captured_whole(name, step.model, step.batch, step.loss, step.with_gradients, step.compute)
+        return known[counts]
 
     for shortest in family.shortest:
         try:
-            return _from(shortest, family, captured, logged, graphs)
+            return _from(shortest, family, captured)
         except _FAILURES:
             continue
     return None
 
 
-def _from(shortest: int, family: _Family, captured: Callable, logged: Callable, graphs: dict) -> Whole:
+def _from(shortest: int, family: _Family, captured: Callable[[tuple[int, ...]], Whole]) -> Whole:
+    """captured: how often each run repeats -> the step captured so. Raises one of _FAILURES if the whole does not follow."""
     least, *rest = _sizes(shortest, len(family.counts))
     if sum(map(sum, (least, *rest))) > 0.8 * sum(family.counts):
         raise Unlike("the short captures would cost as much as the whole")
     extra = tuple(count - shortest for count in family.counts)
     # first the logs: they cost little
-    logs = [logged(counts) for counts in (least, *rest)]
+    logs = []
+    for counts in (least, *rest):
+        with family.at(counts) as step:
+            logs.append(step.calls().graph)
     foretold = stamp(learn(logs[0], logs[1:-1], logs[-1], [{}] * len(logs)), extra).graph
     if not same_but_for_names(foretold, family.whole.graph, {}, {}):
         raise Unlike("the whole forward does not follow from short ones")
     short = [captured(counts) for counts in (least, *rest)]
-    labels = [{target: contents(tensor) for target, tensor in graphs[counts][1].items()} for counts in (least, *rest)]
+    labels = [{target: contents(tensor) for target, tensor in one.constants.items()} for one in short]
     if any(label is None for mine in labels for label in mine.values()):
         raise Unseen("a constant without contents")
-    made = stamp(learn(short[0], short[1:-1], short[-1], labels), extra)
-    constants = {target: graphs[least][1][model] for target, model in made.models.items() if model in graphs[least][1]}
+    graphs = [one.graph for one in short]
+    made = stamp(learn(graphs[0], graphs[1:-1], graphs[-1], labels), extra)
+    constants = {target: short[0].constants[model] for target, model in made.models.items() if model in short[0].constants}
     given = [(i.role, i.target, i.value.dtype, i.value.shape, i.value.strides) for i in made.graph.inputs if i.role in ("param", "buffer", "batch")]
     if given != [(i.role, i.target, i.value.dtype, i.value.shape, i.value.strides) for i in family.whole.graph.inputs]:
         raise Unlike("other inputs")
-    return Whole(made.graph, constants, family.whole.questions)
+    return Whole(made.graph, constants, family.whole.questions, {})
 
 
 def _sizes(shortest: int, num_runs: int) -> list[tuple[int, ...]]:

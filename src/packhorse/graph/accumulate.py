@@ -25,28 +25,36 @@ def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[st
 
     grad_strides: parameter name -> strides in elements of its accumulated gradient.
     """
-    nodes, inputs, outputs = list(graph.nodes), list(graph.inputs), []
+    inputs, outputs = list(graph.inputs), []
+    made = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
+    adds: dict[str, list[Node]] = {}  # gradient -> what adds it to those before, just after it exists
+    ends: list[Node] = []
     for out in graph.outputs:
         value = graph.values[out.name]
         if (out.role, out.target) == ("metric", "loss"):
-            share = _divide(nodes, value, num_micro_batches)
+            share = _divide(ends, value, num_micro_batches)
             before = Value(".loss_before", value.dtype, (), ())
             total = Value(".loss_total", value.dtype, (), ())
             inputs.append(Input(before, "metric", "loss"))
-            nodes.append(Node("aten.add.Tensor", (Ref(before.name), Ref(share)), (), (total,), "forward"))
+            ends.append(Node("aten.add.Tensor", (Ref(before.name), Ref(share)), (), (total,), "forward"))
             out = Output(total.name, out.role, out.target)
         elif out.role == "grad":
             strides = grad_strides[out.target]
             before = Value(f".grad_before.{out.target}", value.dtype, value.shape, strides)
             total = Value(f".grad_total.{out.target}", value.dtype, value.shape, strides)
             inputs.append(Input(before, "grad", out.target))
-            made = next(i for i, node in enumerate(nodes) if any(v is not None and v.name == out.name for v in node.outputs))
-            source = nodes[made]
+            source = made[out.name]
             add = Node("aten.add.Tensor", (Ref(before.name), Ref(out.name)), (), (total,), "backward", source.module, source.source)
-            nodes.insert(made + 1, add)
+            adds.setdefault(out.name, []).append(add)
             out = Output(total.name, out.role, out.target)
         outputs.append(out)
-    return Graph("next", tuple(inputs), tuple(nodes), tuple(outputs))
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes.append(node)
+        for value in node.outputs:
+            # the gradient of two parameters may be one value: the later one's sum comes first, as it always did
+            nodes += reversed(adds.get(value.name, ())) if value is not None else ()
+    return Graph("next", tuple(inputs), (*nodes, *ends), tuple(outputs))
 
 
 def _divide(nodes: list[Node], loss: Value, num_micro_batches: int) -> str:

@@ -43,7 +43,8 @@ def _take_mark(nodes: list[Node], name: str, clone: Node) -> bool:
 
 def _renamed(node: Node, instead: dict[str, str]) -> Node:
     """The node reading, and viewing, what stands in the place of dropped clones."""
-    if not instead:
+    viewed = any(v is not None and v.base in instead for v in node.outputs)
+    if not viewed and not any(name in instead for name in node.arg_names()):
         return node
 
     def change(name: str) -> Ref:

@@ -15,6 +15,8 @@ FUSED = "packhorse.nll_log_softmax_backward.default"
 
 def loss_in_rows(graph: Graph) -> Graph:
     """The graph with every pair nll_loss_backward -> _log_softmax_backward_data over the last of two dims as one node."""
+    if not any(node.op == "aten.nll_loss_backward.default" for node in graph.nodes):
+        return graph
     users = graph.users()
     outputs = {out.name for out in graph.outputs}
     fused: dict[int, Node] = {}

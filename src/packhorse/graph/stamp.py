@@ -67,9 +67,7 @@ def trees(graph: Graph, labels: dict[str, Any]) -> Trees:
         nodes.append((fixed, _text(node.module), args, kwargs, outputs))
         where.update((v.name, Place(False, index, k)) for k, v in enumerate(node.outputs) if v is not None)
     # the last random state has no place of its own: there is one for each chain
-    outputs = [
-        (Same(o.role), _text(o.target), Same("state") if o.role == "random" else where[o.name]) for o in graph.outputs
-    ]
+    outputs = [(Same(o.role), _text(o.target), Same("state") if o.role == "random" else where[o.name]) for o in graph.outputs]
     return inputs, nodes, outputs
 
 

@@ -64,9 +64,8 @@ def verify(graph: Graph) -> None:
         for value in node.outputs:
             if value is None:
                 continue
-            roots = {graph_root(defined, name) for name in node.arg_names()}
             define(value, where)
-            if value.base is not None and value.base not in roots:
+            if value.base is not None and value.base not in {graph_root(defined, name) for name in node.arg_names()}:
                 raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not among the node's arguments")
 
     _verify_outputs(graph, defined, random_states)

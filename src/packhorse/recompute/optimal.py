@@ -12,6 +12,7 @@ from packhorse.recompute.chain import KEEP, Chain, Link, Way
 from packhorse.recompute.chen import chen
 from packhorse.recompute.cuts import Block, blocks_of, crossings, cut_places
 from packhorse.recompute.facts import Facts
+from packhorse.recompute.improve import improve
 from packhorse.recompute.mirror import Order, order_of
 from packhorse.recompute.options import Choices, choices_of, signature
 from packhorse.recompute.recursive import recursive
@@ -31,11 +32,13 @@ def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
     found = bytes_of(facts, plain)
     blocks, choices, kinds = _blocks(facts)
     orders = [plain, *cheap(facts), *by_blocks(facts), *sqrt_n(facts), *chen(facts), *recursive(facts)]
+    starts: list[dict[int, int]] = [{}]
     for share in SHARES:
         unit = max(1, int(found.peak * share) // SLOTS)
         chain = chain_of(facts, blocks, choices, kinds, unit)
         for slots in _spread(chain.best()):
-            orders.append(order_of(facts, counts_of(facts, blocks, choices, chain, slots)))
+            starts.append(counts_of(facts, blocks, choices, chain, slots))
+    orders += [order_of(facts, counts) for counts in starts[1:]] + improve(facts, starts)
     return list(dict.fromkeys(orders))
 
 

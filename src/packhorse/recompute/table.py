@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts
+from packhorse.recompute.milp import milp
 from packhorse.recompute.mirror import Order
 from packhorse.recompute.optimal import optimal
 from packhorse.recompute.recursive import recursive
@@ -21,4 +22,5 @@ METHODS: dict[str, Method] = {
     "recursive": recursive,
     "blocks": blocks,
     "optimal": optimal,
+    "milp": milp,
 }

@@ -1,6 +1,6 @@
 """`packhorse report`: a plan as one self-contained HTML page, to open in a browser without a network. No torch.
 
-Figures and tables are made here, so that they can be read without a script; the two pictures are drawn by page.js from the JSON in the page.
+Figures and tables are made here, so that they can be read without a script; the two pictures are drawn by the scripts from the JSON in the page.
 """
 
 import os
@@ -21,6 +21,7 @@ from packhorse.report.data import page_data, script_safe
 from packhorse.report.table import Cell, table
 from packhorse.units import format_bytes
 
+_SCRIPTS = ("step.js", "plot.js", "pictures.js", "pointing.js")  # one after another, in one scope
 _LARGEST = 10
 _AGAIN_ROWS = 40
 
@@ -53,7 +54,7 @@ def check_target(path: Path) -> None:
 
 def page(plan: Plan, title: str) -> str:
     """The page as text. All names that come from the user are escaped; the page forbids itself every script but its own."""
-    script, instant = _part("page.js"), peak_instant(plan)
+    script, instant = _script(), peak_instant(plan)
     return Template(_part("template.html")).substitute(
         title=escape(title),
         style=_part("page.css"),
@@ -71,6 +72,11 @@ def page(plan: Plan, title: str) -> str:
         largest=_largest(plan, instant),
         programs=_programs(plan),
     )
+
+
+def _script() -> str:
+    """One strict script, whose names are its own."""
+    return "\n".join(['(() => {"use strict";', *map(_part, _SCRIPTS), "})();"])
 
 
 def _part(name: str) -> str:
