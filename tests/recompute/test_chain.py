@@ -115,3 +115,12 @@ def test_decisions_take_the_seconds_that_the_table_says(chain):
             else:
                 total += sum(link.forward_s for link in chain.links[step.first : step.choice])
         assert total == pytest.approx(chain.best()[m])
+
+
+def test_fewer_places_to_split_at():
+    """Splitting before every second block only: as the recursion with those k; every block may still keep."""
+    weights = np.triu(np.ones((8, 8), dtype=np.int64), 1)
+    links = [Link(0, 1.0, 0, (Way(9, 0, 0, 0.0), Way(1, 0, 0, 0.5)))] * 7
+    free, bound = (Chain(links, weights, [0] * 8, 12, every) for every in (1, 2))
+    assert all(bound.best() >= free.best())
+    assert {step.choice % 2 for m in range(6, 13) for step in bound.steps(m) if step.what != KEEP} <= {0}

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.generators import Generators
-from packhorse.capture.location import Location, place_of, user_line
+from packhorse.capture.leaves import leaves
+from packhorse.capture.location import Location, host_random_state, place_of, user_line
 from packhorse.capture.native import native_operators
 from packhorse.capture.questions import Questions
 from packhorse.capture.trace import device_of, drawing_nothing, on_fake_tensors
@@ -157,9 +157,12 @@ class _Log(Location):
 
     @contextmanager
     def inside(self, model: torch.nn.Module) -> Iterator[None]:
+        before = host_random_state()
+        self.drawing_module = ""  # it is not asked after each module which one it was, only whether there is one
         with super().inside(model):
             given = {name: id(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)}
             yield
+        self.drawing_module = "" if host_random_state() != before else None
         for name, buffer in model.named_buffers(remove_duplicate=False):
             if given.get(name) != id(buffer):
                 self.replaced.append(Output(self.known(buffer), "buffer", name))
@@ -175,7 +178,7 @@ class _Log(Location):
         if generator is not None:
             raise Unseen("a generator of the model's own")
         name = self._function(func)
-        given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         said = self._arg(args), tuple((key, self._arg(value)) for key, value in kwargs.items())
         state = self._state()
         key = None
@@ -184,7 +187,7 @@ class _Log(Location):
             made = self.memory.get(key)
             if made is not None:
                 result = self._again(made)
-                self._write_down(name, said, module, source, state, _leaves(result), made.operators, ())
+                self._write_down(name, said, module, source, state, leaves(result), made.operators, ())
                 return result
         versions = [_version(tensor) for tensor in given]
         self.operators.seen = Counter()
@@ -193,11 +196,11 @@ class _Log(Location):
         written = tuple(tensor for tensor, version in zip(given, versions) if _version(tensor) != version)
         if written and self.from_memory:
             raise _Written
-        results = [leaf for leaf in _leaves(result) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         if results or written:
             fresh = key is not None and bool(results) and not any(id(tensor) in self.names for tensor in results)
             self._write_down(name, said, module, source, state, results, operators, written)
-            if fresh and type(result) in (FakeTensor, tuple, list) and len(_leaves(result)) == len(results):
+            if fresh and type(result) in (FakeTensor, tuple, list) and len(leaves(result)) == len(results):
                 with _disable_current_modes():
                     lies = tuple((_bare(tensor), tensor.requires_grad) for tensor in results)
                 self.memory[key] = _Made(type(result), lies, operators)
@@ -315,16 +318,6 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _leaves(found: Any) -> list:
-    """What tuples, lists and dicts hold; for other containers as torch sees them."""
-    kind = type(found)
-    if kind is tuple or kind is list:
-        return [leaf for item in found for leaf in _leaves(item)]
-    if kind is dict:
-        return [leaf for item in found.values() for leaf in _leaves(item)]
-    return [found] if found is None or isinstance(found, (torch.Tensor, int, float, str)) else pytree.tree_leaves(found)
 
 
 def _without_refs(arg: Any) -> Any:

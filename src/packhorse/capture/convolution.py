@@ -14,7 +14,7 @@ from packhorse.graph.ir import Graph, Node, Ref, Value, contiguous_strides
 
 def plain_convolutions(graph: Graph, device: torch.device) -> Graph:
     """The graph with `convolution` and its backward replaced by `_slow_conv2d_*` where eager runs those, at the present number of threads."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not any(node.op.startswith("aten.convolution") for node in graph.nodes):
         return graph
     return graph.with_nodes([_rewritten(node, graph.values) for node in graph.nodes])
 

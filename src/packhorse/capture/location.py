@@ -5,6 +5,7 @@ A TorchFunctionMode sees every call of a torch function, hooks on the modules fo
 generator that a call draws from (capture/generators.py).
 """
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def user_line(frame: FrameType | None) -> str:
     """ "file.py:12" of the innermost frame outside torch and packhorse; "" if there is none."""
     while frame is not None and (frame.f_code.co_filename.startswith(_PLUMBING) or frame.f_code.co_filename.startswith("<")):
         frame = frame.f_back
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def user_line_of(trace: TracebackType | None) -> str:
@@ -44,7 +45,7 @@ def user_line_of(trace: TracebackType | None) -> str:
     return found
 
 
-def _host_random_state() -> int:
+def host_random_state() -> int:
     """Equal to an earlier one if neither Python's nor numpy's global generator has drawn since."""
     numpys: Any = np.random.get_state()
     return hash((random.getstate(), numpys[1].tobytes(), *numpys[2:]))
@@ -89,13 +90,13 @@ class Location(TorchFunctionMode):
         """Follows the modules of `model` by hooks that are removed at the end."""
         handles = []
 
-        before = _host_random_state()
+        before = host_random_state()
 
         def enter(path):
             return lambda module, args: self.path.append(path)
 
         def leave(module, args, output):
-            if self.drawing_module is None and _host_random_state() != before:
+            if self.drawing_module is None and host_random_state() != before:
                 self.drawing_module = self.path[-1]
             if sys.exc_info()[0] is not None and self.failed_module is None:
                 self.failed_module = self.path[-1]
@@ -108,7 +109,7 @@ class Location(TorchFunctionMode):
         try:
             with self:
                 yield
-            if self.drawing_module is None and _host_random_state() != before:
+            if self.drawing_module is None and host_random_state() != before:
                 self.drawing_module = ""
         finally:
             for handle in handles:

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from packhorse.capture.leaves import leaves
+
 # Larger results (a mask of every pair of tokens is smaller) are not followed: nobody asks yes or no of them.
 MOST_ELEMENTS = 1 << 24
 
@@ -149,7 +151,7 @@ class Questioner(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _ASKING and tensors:
             answer = self._answer(func, args, kwargs, tensors)
             if answer is not None:
@@ -158,7 +160,7 @@ class Questioner(TorchFunctionMode):
             return func(*args, **kwargs)
         known = all(self._is_known(tensor) for tensor in tensors)
         result = func(*args, **kwargs)
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if func is torch.rand and not tensors and result.numel() == 1:
             self.draws[id(result)] = result
         elif len(tensors) == 1 and id(tensors[0]) in self.draws and tensors[0]._version == 0 and isinstance(result, Tensor):

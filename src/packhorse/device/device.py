@@ -87,7 +87,7 @@ def node_bytes(node: Node, values: dict[str, Value]) -> int:
 
     A tensor of which elements are picked (the weight of an embedding) counts as many bytes as the result, at most its own.
     """
-    total = written = sum(_bytes(value) for value in node.outputs if value is not None and value.base is None)
+    total = written = sum(_bytes(value) for value in node.outputs if value is not None)
     unread, gathered = operator(node.op).unread, _GATHERED.get(node.op)
     for position, arg in enumerate(node.args):
         if isinstance(arg, (Ref, tuple)) and position not in unread:

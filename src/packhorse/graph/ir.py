@@ -14,7 +14,8 @@ Data types first, then the checker (verify.py), the text form (text.py), the ora
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Union
 
 from packhorse.graph.dtypes import ITEMSIZE
@@ -142,15 +143,16 @@ class Graph:
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
-    values: dict[str, Value] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        """name -> value, of all inputs, results and random states."""
         table = {i.value.name: i.value for i in self.inputs}
         for node in self.nodes:
             table.update((v.name, v) for v in node.outputs if v is not None)
             if node.rng_out is not None:
                 table[node.rng_out] = Value(node.rng_out, "rng", (), ())
-        object.__setattr__(self, "values", table)
+        return table
 
     def with_nodes(self, nodes: list[Node] | tuple[Node, ...], name: str | None = None) -> "Graph":
         return replace(self, nodes=tuple(nodes), name=name or self.name)

@@ -13,7 +13,7 @@ w(i, k): what the cut before k adds to the one before i. A row of the table is a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -41,6 +41,16 @@ class Link:
 
 
 @dataclass(frozen=True)
+class _Ways:
+    """The ways of one kind of block as columns."""
+
+    kept: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+    extra_s: np.ndarray
+
+
+@dataclass(frozen=True)
 class Step:
     """One decision. KEEP: block `first` runs in way `choice`. SPLIT: blocks first .. choice-1 pass, and are solved after the rest. level: how often
     these blocks have been run forward before."""
@@ -53,10 +63,16 @@ class Step:
 
 
 class Chain:
-    """Links, weight(i, k): slots that the cut before k adds to the one before i; gradient(j): slots of the gradients at the cut before j."""
+    """Links, weights[i, k]: slots that the cut before k adds to the one before i; gradients[j]: slots of the gradients at the cut before j.
 
-    def __init__(self, links: Sequence[Link], weights: np.ndarray, gradients: Sequence[int], slots: int):
+    every: the chain may be split before each so-manieth block only, which divides the work by the square of it. Any block may keep what it likes all the
+    same.
+    """
+
+    def __init__(self, links: Sequence[Link], weights: np.ndarray, gradients: Sequence[int], slots: int, every: int = 1):
+        self.splits = np.arange(every, len(links), every)
         self.links, self.weights, self.gradients, self.slots = links, weights, gradients, slots
+        self.ways = {link.kind: _columns(link.ways) for link in links}
         self.passing = np.array([link.passing for link in links])
         self.seconds = np.concatenate([[0.0], np.cumsum([link.forward_s for link in links])])
         self.row = np.full((len(links) + 1, len(links) + 1), -1)  # (i, j) -> row of the table
@@ -71,10 +87,12 @@ class Chain:
     def _fill(self) -> None:
         n = len(self.links)
         known: dict[tuple, int] = {}
-        for j in range(1, n + 1):  # (i, k) come from earlier j; (i+1, j) and (k, j) from the i after this one
+        before = 0
+        for j in [*self.splits.tolist(), n]:  # (i, k) come from earlier j; (i+1, j) and (k, j) from the i after this one
             for i in range(j - 1, -1, -1):
-                links = self.links[i].kind, self.links[j - 1].kind
-                key = (*links, int(self.weights[i, j - 1]), self.gradients[j], int(self.row[i, j - 1]), int(self.row[i + 1, j]))
+                new = range(max(i, before), j)
+                links = (self.links[i].kind, *(self.links[l].kind for l in new))
+                key = (links, self.weights[i, new.start : j].tobytes(), self.gradients[j], int(self.row[i, before]), int(self.row[i + 1, j]))
                 number = known.get(key)
                 if number is None:
                     number = known[key] = self.num_rows
@@ -83,36 +101,37 @@ class Chain:
                     self.table[number] = np.minimum.accumulate(self._solve(i, j))
                     self.num_rows += 1
                 self.row[i, j] = number
+            before = j
 
     def _solve(self, i: int, j: int) -> np.ndarray:
         """Seconds by slots."""
         every = np.arange(self.slots + 1)
-        best = np.full(self.slots + 1, np.inf)
-        for choice in range(len(self.links[i].ways)):
-            np.minimum(best, self._keep(i, j, choice, every), out=best)
-        if j - i > 1:
-            np.minimum(best, self._splits(i, j, every).min(axis=0), out=best)
-        return best
+        best = self._keeps(i, j, every).min(axis=0)
+        ks = self._ks(i, j)
+        return np.minimum(best, self._split(i, j, ks, every).min(axis=0)) if len(ks) else best
 
-    def _keep(self, i: int, j: int, choice: int, slots: np.ndarray) -> np.ndarray:
-        """Seconds for each number of slots when block i keeps what that way says."""
-        link, way = self.links[i], self.links[i].ways[choice]
-        fits = slots >= max(way.backward, way.forward + self.gradients[j])
+    def _ks(self, i: int, j: int) -> np.ndarray:
+        """Where blocks i .. j-1 may be split."""
+        return self.splits[np.searchsorted(self.splits, i, "right") : np.searchsorted(self.splits, j, "left")]
+
+    def _keeps(self, i: int, j: int, slots: np.ndarray) -> np.ndarray:
+        """Seconds for each way of block i (rows) and number of slots (columns)."""
+        ways = self.ways[self.links[i].kind]
+        fits = slots >= np.maximum(ways.backward, ways.forward + self.gradients[j])
+        seconds = self.links[i].forward_s + ways.extra_s
         if j == i + 1:
-            return np.where(fits, link.forward_s + way.extra_s, np.inf)
-        left = slots - way.kept - self.weights[i, i + 1]
-        rest = self.table[self.row[i + 1, j], np.maximum(left, 0)]
-        return np.where(fits & (left >= 0), link.forward_s + way.extra_s + rest, np.inf)
+            return np.where(fits, seconds, np.inf)
+        left = slots - ways.kept - self.weights[i, i + 1]
+        return np.where(fits & (left >= 0), seconds + self.table[self.row[i + 1, j]][np.maximum(left, 0)], np.inf)
 
-    def _splits(self, i: int, j: int, slots: np.ndarray) -> np.ndarray:
-        """Seconds for each k = i+1 .. j-1 (rows) and number of slots (columns)."""
-        weights = self.weights[i, i + 1 : j, None]
+    def _split(self, i: int, j: int, ks: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Seconds for each k (rows) and number of slots (columns)."""
         # the run to k passes blocks i .. k-1, the input of each beside the cut before i
-        passing = np.maximum.accumulate(self.passing[i : j - 1] + self.weights[i, i : j - 1])[:, None] + self.gradients[j]
-        left = slots - weights
-        tails = self.table[self.row[i + 1 : j, j][:, None], np.maximum(left, 0)]
-        heads = self.table[self.row[i, i + 1 : j][:, None], slots]
-        run = (self.seconds[i + 1 : j] - self.seconds[i])[:, None]
+        passing = np.maximum.accumulate(self.passing[i : j - 1] + self.weights[i, i : j - 1])[ks - 1 - i, None] + self.gradients[j]
+        left = slots - self.weights[i, ks, None]
+        tails = self.table[self.row[ks, j, None], np.maximum(left, 0)]
+        heads = self.table[self.row[i, ks, None], slots]
+        run = (self.seconds[ks] - self.seconds[i])[:, None]
         return np.where((left >= 0) & (slots >= passing), run + tails + heads, np.inf)
 
     def steps(self, slots: int) -> list[Step]:
@@ -125,12 +144,13 @@ class Chain:
             while m and row[m - 1] == row[m]:  # the fewest slots that do as well
                 m -= 1
             here = np.array([m])
-            ways = [float(self._keep(i, j, choice, here)[0]) for choice in range(len(self.links[i].ways))]
-            choice = min(range(len(ways)), key=ways.__getitem__)
-            if j - i > 1:
-                splits = self._splits(i, j, here)[:, 0]
+            ways = self._keeps(i, j, here)[:, 0]
+            choice = int(ways.argmin())
+            ks = self._ks(i, j)
+            if len(ks):
+                splits = self._split(i, j, ks, here)[:, 0]
                 if splits.min() < ways[choice]:
-                    k = i + 1 + int(splits.argmin())
+                    k = int(ks[splits.argmin()])
                     found.append(Step(SPLIT, i, j, k, level))
                     stack.append((i, k, m, level + 1))
                     stack.append((k, j, m - int(self.weights[i, k]), level))
@@ -139,3 +159,7 @@ class Chain:
             if j > i + 1:
                 stack.append((i + 1, j, m - self.links[i].ways[choice].kept - int(self.weights[i, i + 1]), level))
         return found
+
+
+def _columns(ways: Sequence[Way]) -> _Ways:
+    return _Ways(*(np.array([getattr(way, field.name) for way in ways])[:, None] for field in fields(Way)))

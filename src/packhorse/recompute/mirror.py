@@ -11,7 +11,7 @@ normalises by the batch and does not touch its running statistics; outputs of th
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from packhorse.graph.ir import Graph, Node, Ref, Value, contiguous_strides, map_refs
+from packhorse.graph.ir import Const, Graph, Node, Ref, Value, contiguous_strides, map_refs
 from packhorse.recompute.facts import Facts
 
 Order = tuple[int, ...]
@@ -139,9 +139,10 @@ def _reading(node: Node, read, outputs: tuple[Value | None, ...], phase: str) ->
 
 
 def _random_state(node: Node) -> Node:
-    """Saves the random state that `node` is about to consume."""
+    """Saves the random state that `node` is about to consume, of the generator that it draws from."""
     state = Value(f".state{node.rng_in}", "u8", (RANDOM_STATE_BYTES,), contiguous_strides((RANDOM_STATE_BYTES,)))
-    return Node(RANDOM_STATE, (), (), (state,), node.phase, node.module, node.source, rng_in=node.rng_in, rng_out=f".saved{node.rng_in}")
+    generator = tuple((key, arg) for key, arg in node.kwargs if key == "generator" and isinstance(arg, Const))
+    return Node(RANDOM_STATE, (), generator, (state,), node.phase, node.module, node.source, rng_in=node.rng_in, rng_out=f".saved{node.rng_in}")
 
 
 def _pure(node: Node) -> Node:

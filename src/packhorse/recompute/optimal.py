@@ -5,6 +5,7 @@ are a curve from "keep everything" to the least there is. Each distinct answer i
 """
 
 from collections.abc import Iterator
+from math import ceil, sqrt
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from packhorse.recompute.simulate import bytes_of
 SLOTS = 160  # steps into which a range of bytes is divided
 SHARES = (1.0, 0.25, 0.08)  # of the keep-everything peak: the ranges
 PROPOSALS = 28  # of each range at most
-WORK = 3e8  # table entries that may be looked at: a longer chain has neighbouring blocks taken together
+WORK = 6e7  # table entries that may be looked at: a longer chain is split at fewer places
 
 
 def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
@@ -31,11 +32,12 @@ def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
     plain = order_of(facts, {})
     found = bytes_of(facts, plain)
     blocks, choices, kinds = _blocks(facts)
+    every = _spacing(kinds)
     orders = [plain, *cheap(facts), *by_blocks(facts), *sqrt_n(facts), *chen(facts), *recursive(facts)]
     starts: list[dict[int, int]] = [{}]
     for share in SHARES:
         unit = max(1, int(found.peak * share) // SLOTS)
-        chain = chain_of(facts, blocks, choices, kinds, unit)
+        chain = chain_of(facts, blocks, choices, kinds, unit, every)
         for slots in _spread(chain.best()):
             starts.append(counts_of(facts, blocks, choices, chain, slots))
     orders += [order_of(facts, counts) for counts in starts[1:]] + improve(facts, starts)
@@ -45,14 +47,9 @@ def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
 def _blocks(facts: Facts) -> tuple[list[Block], list[Choices], list[int]]:
     """Blocks, the choices of each, and the number of its kind."""
     at = crossings(facts)
-    places = cut_places(facts, at)
-    while True:
-        blocks = blocks_of(facts, at, places)
-        known: dict[tuple, int] = {}
-        kinds = [known.setdefault(signature(facts, b, _leaving(blocks, k)), len(known)) for k, b in enumerate(blocks)]
-        if len(blocks) < 3 or _rows(kinds) * len(blocks) / 3 * SLOTS <= WORK:
-            break
-        places = places[::2]
+    blocks = blocks_of(facts, at, cut_places(facts, at))
+    known: dict[tuple, int] = {}
+    kinds = [known.setdefault(signature(facts, b, _leaving(blocks, k)), len(known)) for k, b in enumerate(blocks)]
     solved: dict[int, Choices] = {}
     for k, (kind, block) in enumerate(zip(kinds, blocks)):
         if kind not in solved:
@@ -60,8 +57,13 @@ def _blocks(facts: Facts) -> tuple[list[Block], list[Choices], list[int]]:
     return blocks, [solved[kind] for kind in kinds], kinds
 
 
-def _rows(kinds: list[int]) -> int:
-    """Parts of the chain that look different: about as many as rows of the dynamic program's table."""
+def _spacing(kinds: list[int]) -> int:
+    """Blocks from one place where the chain may be split to the next: as few as WORK allows."""
+    return max(1, ceil(sqrt(_parts(kinds) * len(kinds) / 3 * SLOTS / WORK)))
+
+
+def _parts(kinds: list[int]) -> int:
+    """How many parts of a long chain look different: about as many as the table has rows."""
     known: dict[tuple[int, int], int] = {}
     previous = [-1] * (len(kinds) + 1)
     for j in range(1, len(kinds) + 1):
@@ -76,7 +78,7 @@ def _leaving(blocks: list[Block], k: int) -> frozenset[int]:
     return blocks[k + 1].crossing if k + 1 < len(blocks) else frozenset()
 
 
-def chain_of(facts: Facts, blocks: list[Block], choices: list[Choices], kinds: list[int], unit: int) -> Chain:
+def chain_of(facts: Facts, blocks: list[Block], choices: list[Choices], kinds: list[int], unit: int, every: int) -> Chain:
     """The chain in slots of `unit` bytes, rounded to the nearest: what is a little over or under is judged later."""
 
     def slots(num_bytes: int) -> int:
@@ -92,7 +94,7 @@ def chain_of(facts: Facts, blocks: list[Block], choices: list[Choices], kinds: l
     for kind, choice in zip(kinds, choices):
         ways = tuple(Way(slots(o.kept_bytes), slots(o.forward_bytes), slots(o.backward_bytes), o.extra_s) for o in choice.options)
         links.append(Link(kind, choice.forward_s, slots(choice.passing_bytes), ways))
-    return Chain(links, weights, gradients, SLOTS)
+    return Chain(links, weights, gradients, SLOTS, every)
 
 
 def _spread(best: np.ndarray) -> Iterator[int]:
