@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
+sys.path.insert(0, str(Path(__file__).parent / "recompute"))
 
 
 @pytest.fixture(autouse=True)

@@ -234,3 +234,50 @@ def test_a_mirror_draws_again_what_its_original_drew_from_its_generator():
     BoundProgram(lower(planned), Arena(planned.arena_bytes, torch.device("cpu")), memory, [], {"generator noise": noise}).run({})
     assert all(torch.equal(views(persistent, memory, "buffer")[name], tensor) for name, tensor in wanted.items())
     assert torch.equal(noise.get_state(), plain.get_state())
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.noise = nn.Linear(64, 64), torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        h = self.fc(x).tanh() * torch.rand(x.shape, generator=self.noise) * torch.rand(x.shape, generator=OUTSIDE)
+        return x + nn.functional.dropout(h, 0.1)
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_recomputed_draws_change_no_bit():
+    x, runs = torch.linspace(-1, 1, 64 * 64).view(64, 64), []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        OUTSIDE.manual_seed(2)
+        model = Blocks()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if planned:
+            step = ph.compile(model, ph.plan(model, x, optimizer=optimizer, recompute="sqrt"))
+            again = [n.generator for n in step.plan.programs["first"].graph.nodes if n.phase == "recompute" and "state" in dict(n.kwargs)]
+            assert {"default", "generator 0", "generator blocks.0.noise"} <= set(again)
+        losses = []
+        for _ in range(3):
+            if planned:
+                losses.append(step(x).item())
+            else:
+                optimizer.zero_grad()
+                loss = model(x)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        generators = [torch.default_generator, OUTSIDE, *(block.noise for block in model.blocks)]
+        runs.append((losses, [*model.state_dict().values(), *(generator.get_state() for generator in generators)]))
+    assert runs[0][0] == runs[1][0] and same(runs[0][1], runs[1][1])

@@ -217,6 +217,7 @@ OPERATORS: dict[str, Operator] = {
     # dropout: one byte an element is kept
     "aten.native_dropout.default": Operator("out"),
     "aten.native_dropout_backward.default": Operator("out"),
+    "aten.bernoulli.p": Operator("adopt", unread=(0,)),
     "aten.rand_like.default": Operator("adopt", unread=(0,)),
     "aten.randn_like.default": Operator("adopt", unread=(0,)),
     # pooling: indices are kept, the input is not

@@ -427,11 +427,18 @@ class _Stamp:
             given = self.given
             return (True, given[index]) if index_fixed else (False, lambda j: _reached(given, index(j)))
         made = self.made
-        if index_fixed and result_fixed:
-            return False, lambda j: _reached(_reached(made, index), result)
-        if result_fixed:
-            return False, lambda j: _reached(_reached(made, index(j)), result)
-        return False, lambda j: _reached(_reached(made, index if index_fixed else index(j)), result(j))
+        if not result_fixed:
+            return False, lambda j: _reached(_reached(made, index if index_fixed else index(j)), result(j))
+        start, step = (index, 0) if index_fixed else (index(0), rule.index.step)
+
+        def of(j: int) -> Ref:  # most of the time goes into this
+            place = start + step * j
+            ref = made[place][result] if place >= 0 else None
+            if ref is None:
+                raise Unlike("a place outside the graph")
+            return ref
+
+        return False, of
 
     def arg(self, rule: Rule) -> Made:
         if isinstance(rule, Same):
