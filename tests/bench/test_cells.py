@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from packhorse.bench import cells
 from packhorse.bench.cells import NUM_BUDGETS, Cell, Model, Outcome, attempt, models, render
 from packhorse.bench.rivals import loss_of
 
@@ -38,6 +39,22 @@ def test_a_row_keeps_its_word_from_all_to_the_least():
     assert found.cells[0].budget_bytes > found.cells[1].budget_bytes > found.cells[2].budget_bytes == found.least_bytes
     # 64 rows of 16 floats are 4096 bytes; of 4 layers at least the inputs of two need not be kept
     assert found.none_bytes - found.least_bytes >= 2 * 64 * 16 * 4
+
+
+@pytest.mark.parametrize("table", ["gradients", "losses"])
+def test_one_bit_off_eager_is_seen(monkeypatch, table):
+    eager = cells._eager
+
+    def off(model, batch):
+        seen = eager(model, batch)
+        if table == "losses":
+            return replace(seen, losses=[seen.losses[0], seen.losses[1] * (1 + 2**-23)])
+        last = "layers.3.0.bias"
+        return replace(seen, gradients={**seen.gradients, last: seen.gradients[last].nextafter(torch.tensor(9.0))})
+
+    monkeypatch.setattr(cells, "_eager", off)
+    found = attempt(Model("layers", Layers, lambda: {"x": torch.randn(64, 16)}), method="sqrt", num_budgets=1)
+    assert [cell.equal for cell in found.cells] == [False] and not found.kept
 
 
 def test_what_cannot_be_captured_is_a_row_with_its_reason():

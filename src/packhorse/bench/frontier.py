@@ -259,7 +259,7 @@ class Ours:
         return [*found, replace(entry, row=row)]
 
     def within(self, peak: int) -> Contestant:
-        """`optimal` within a rival's peak: budget = what is persistent + that peak - what kernels use besides, which is known only once it has run."""
+        """`optimal` within a rival's peak: budget = persistent bytes + that peak - what kernels use besides, which is known only once it has run."""
         budget, found = self.none.persistent_bytes + peak - self.outside_bytes, self.entry
         for _ in range(3):
             if budget < self.none.peak_bytes:

@@ -1,8 +1,8 @@
 """What a model's forward does, as a log of its calls of torch functions: a Graph whose nodes are calls, at a small part of a capture's cost.
 
-A call is written down with its arguments, the tensors that it reads by what made them, how its results lie, the operators that it came down to, and
-what of torch's state decides what it does (gradients on or off, autocast, hooks on saved tensors). Two forwards with the same log compute the same graph,
-backward included: what autograd records and how a call comes down to operators follow from exactly these. What the log could not tell apart it refuses.
+A call is written down with its arguments, the tensors that it reads by what made them, how its results lie, the operators that it came down to,
+and what of torch's state decides what it does (gradients on or off, autocast). Two forwards with the same log compute the same graph, backward
+included: what autograd records and how a call comes down to operators follow from exactly these. What the log could not tell apart it refuses.
 
 A long log is cheap as well: while nothing is written to, a call like an earlier one is not run again but answered with tensors like those it gave.
 """
@@ -104,8 +104,9 @@ class _Operators(TorchDispatchMode):
         self.seen: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is not torch.ops.prim.device.default:  # torch itself asks for it, now more often, now less
-            self.seen[str(func)] += 1
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # torch itself asks for it, many times
+            return args[0].fake_device
+        self.seen[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -206,12 +207,16 @@ class _Log(Location):
                 self.memory[key] = _Made(type(result), lies, operators)
         return result
 
-    def _write_down(self, name: str, said: tuple, module: str, source: str, state: tuple, results: list, operators: tuple, written: tuple) -> None:
+    def _write_down(
+        self, function: str, said: tuple, module: str, source: str, state: tuple, results: list, operators: tuple, written: tuple
+    ) -> None:
         fresh: list[Value] = []
         gave: list[Arg] = []
         for tensor in results:
             if id(tensor) in self.names:
-                gave.append(Ref(self.names[id(tensor)][0]))
+                name = self.names[id(tensor)][0]
+                self._name(tensor, name)  # it may lie otherwise now, or require a gradient
+                gave += [Ref(name), tensor.requires_grad, tuple(tensor.shape), tuple(tensor.stride())]
             else:
                 fresh.append(self._name(tensor, f"{len(self.nodes)}.{len(fresh)}"))
                 gave.append(tensor.requires_grad)
@@ -223,7 +228,7 @@ class _Log(Location):
             (".wrote", tuple(Ref(self.known(tensor)) for tensor in written)),
             (".operators", operators),
         )
-        self.nodes.append(Node(name, said[0], kwargs, tuple(fresh), "forward", module, source))
+        self.nodes.append(Node(function, said[0], kwargs, tuple(fresh), "forward", module, source))
 
     def _again(self, made: _Made) -> Any:
         tensors = []
@@ -259,7 +264,7 @@ class _Log(Location):
         name = self.functions.get(func)
         if name is None:
             owner = getattr(func, "__self__", None)
-            outer = f"{owner.__name__}." if hasattr(owner, "__get__") and hasattr(owner, "__name__") else ""
+            outer = f"{getattr(owner, '__name__', '')}." if hasattr(owner, "__get__") else ""
             name = f"{getattr(func, '__module__', '')}.{outer}{getattr(func, '__qualname__', str(func))}"
             if name.endswith(_HIDDEN) or (outer and name.endswith(tuple(f"{outer}method-wrapper.{part}" for part in _HIDDEN))):
                 raise Unseen(name)

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 import torch._meta_registrations
 from torch._C import DispatchKey
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss_forward")
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def _rewritten() -> list[torch._ops.OpOverload]:
@@ -39,10 +42,11 @@ def _grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, *_, offs: torch.
 def native_operators() -> Iterator[None]:
     """Inside it, resampling and margin losses are traced as themselves, and nn.LSTM not as oneDNN's fused layer, whose fake kernel gives its
     workspace a wrong shape and dtype, but as the operators that it is made of. Grouped matrix products, whose fake kernel knows bfloat16 on a GPU
-    alone, are taken in every dtype that their kernels take."""
+    alone, are taken in every dtype that their kernels take. Views are those of the meta device: the fake ones give dims of one element other strides
+    than eager's, by which matrix products choose how they add up."""
     set_aside = []
-    for op in _rewritten():
-        for key in _KEYS:
+    for op, keys in [*((op, _KEYS) for op in _rewritten()), *((op, (DispatchKey.Meta,)) for op in _VIEWS)]:
+        for key in keys:
             if key in op.py_kernels:
                 set_aside.append((op, key, op.py_kernels.pop(key)))
         op._dispatch_cache.clear()
@@ -51,9 +55,13 @@ def native_operators() -> Iterator[None]:
     registrations: Any = torch._meta_registrations
     grouped_mm = registrations._meta_grouped_mm_common
     registrations._meta_grouped_mm_common = _grouped_mm_shape
+    views = {op: op_implementations_dict.pop(op) for op in _VIEWS if op in op_implementations_dict}
+    FakeTensorMode.cache_clear()
     try:
         yield
     finally:
+        op_implementations_dict.update(views)
+        FakeTensorMode.cache_clear()
         registrations._meta_grouped_mm_common = grouped_mm
         torch._C._set_mkldnn_enabled(enabled)
         for op, key, kernel in set_aside:

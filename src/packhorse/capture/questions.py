@@ -24,8 +24,18 @@ from packhorse.capture.leaves import leaves
 # Larger results (a mask of every pair of tokens is smaller) are not followed: nobody asks yes or no of them.
 MOST_ELEMENTS = 1 << 24
 
-# `bool(t)` arrives as Tensor.item
-_ASKING = (Tensor.item, Tensor.__contains__, torch.equal, torch.allclose, torch.is_nonzero, Tensor.equal, Tensor.allclose, Tensor.is_nonzero)
+# `bool(t)` arrives as Tensor.item from a trace, as itself from a forward on fake tensors alone
+_ASKING = (
+    Tensor.item,
+    Tensor.__bool__,
+    Tensor.__contains__,
+    torch.equal,
+    torch.allclose,
+    torch.is_nonzero,
+    Tensor.equal,
+    Tensor.allclose,
+    Tensor.is_nonzero,
+)
 _IN_PLACE = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split()
 )

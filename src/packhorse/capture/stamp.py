@@ -1,9 +1,8 @@
 """A deep step captured by its repetitions: a few short captures, from which the long one is stamped out, exactly as it would have been captured.
 
-Three things must agree before a stamped graph is handed out: the short captures foretell a longer one to the last number (graph/stamp.py); the logs
-of the short forwards' calls foretell the log of the whole forward (capture/calls.py), which costs little, so that a block that is special, a layer
-that is frozen or shared, or a loop that does something else at step 1,000 is seen; and the whole forward's log names the very inputs. Otherwise None: the step
-is captured whole.
+Two things must agree before a stamped graph is handed out: the short captures foretell a longer one to the last number (graph/stamp.py), and the logs
+of the short forwards' calls foretell the log of the whole forward (capture/calls.py), which costs little; so a block that is special, a layer that is
+frozen or shared, or a loop that does something else at step 1,000 is seen. If anything differs there is no stamped graph, and the step is captured whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ LEAST_STEPS = 24
 _SHORTEST_BLOCKS = (2, 3)
 _SHORTEST_STEPS = (4, 5)
 
-# What an attempt may meet: a model that does not run when it is cut, or does otherwise. Then the step is captured whole, and says what there is to say.
+# What an attempt may meet: a model that does not run when it is cut, or does otherwise. Then the step is captured whole, and that says what is wrong.
 _FAILURES = (Unlike, Unseen, UserError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError)
 
 

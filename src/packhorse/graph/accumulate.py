@@ -51,9 +51,9 @@ def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[st
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes.append(node)
-        for value in node.outputs:
-            # the gradient of two parameters may be one value: the later one's sum comes first, as it always did
-            nodes += reversed(adds.get(value.name, ())) if value is not None else ()
+        for result in node.outputs:
+            # the gradient of two parameters may be one value: the later one's sum comes first
+            nodes += reversed(adds.get(result.name, ())) if result is not None else ()
     return Graph("next", tuple(inputs), (*nodes, *ends), tuple(outputs))
 
 

@@ -1,6 +1,7 @@
 """Python's search for cycles of garbage, put off while a graph is made.
 
-A graph of 400,000 nodes is millions of objects that live on and hold no cycles; looking through all of them again and again takes longer than making them.
+A graph of 400,000 nodes is millions of objects that live on and hold no cycles; looking through all of them again and again takes longer than to
+make them.
 """
 
 import gc

@@ -15,9 +15,14 @@ FUSED = "packhorse.nll_log_softmax_backward.default"
 
 def loss_in_rows(graph: Graph) -> Graph:
     """The graph with every pair nll_loss_backward -> _log_softmax_backward_data over the last of two dims as one node."""
-    if not any(node.op == "aten.nll_loss_backward.default" for node in graph.nodes):
+    users: dict[str, list[int]] = {
+        node.outputs[0].name: [] for node in graph.nodes if node.op == "aten.nll_loss_backward.default" and node.outputs[0] is not None
+    }
+    if not users:
         return graph
-    users = graph.users()
+    for index, node in enumerate(graph.nodes):
+        for name in set(node.arg_names()) & users.keys():
+            users[name].append(index)
     outputs = {out.name for out in graph.outputs}
     fused: dict[int, Node] = {}
     dropped = set()
@@ -26,7 +31,7 @@ def loss_in_rows(graph: Graph) -> Graph:
             continue
         grad = node.outputs[0]
         assert grad is not None
-        readers = users.get(grad.name, [])
+        readers = users[grad.name]
         if len(readers) != 1 or grad.name in outputs or len(grad.shape) != 2:
             continue
         follow = graph.nodes[readers[0]]

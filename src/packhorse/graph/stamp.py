@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from packhorse.graph.ir import Const, Graph, Input, Node, Output, Ref, Value
+from packhorse.graph.ir import Graph, Input, Node, Output, Ref, Value
 
 
 class Unlike(Exception):
@@ -32,10 +32,10 @@ class Same(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A value: the `result`-th of node number `index`, or input number `index`."""
+    """A value: the `result`-th of node number `number`, or input number `number`."""
 
-    given: bool
-    index: int
+    kind: str  # "input" or "node"
+    number: int
     result: int
 
 
@@ -54,7 +54,7 @@ def trees(graph: Graph, labels: dict[str, Any]) -> Trees:
     where: dict[str, Place] = {}
     inputs = []
     for index, given in enumerate(graph.inputs):
-        where[given.value.name] = Place(True, index, 0)
+        where[given.value.name] = Place("input", index, 0)
         is_random = given.role == "random"  # its name is not the user's
         words = (_text(given.target), Same("") if is_random else _text(given.value.name))
         inputs.append((Same((given.role, labels.get(given.target))), *words, _value(given.value, where)))
@@ -62,10 +62,10 @@ def trees(graph: Graph, labels: dict[str, Any]) -> Trees:
     for index, node in enumerate(graph.nodes):
         args = _arg(node.args, where)
         kwargs = tuple((Same(key), _arg(value, where)) for key, value in node.kwargs)
-        outputs = tuple(Same(None) if v is None else _value(v, where) for v in node.outputs)
+        results = tuple(Same(None) if v is None else _value(v, where) for v in node.outputs)
         fixed = Same((node.op, node.phase, node.source, node.rng_in is not None, node.mark, node.mark_name))
-        nodes.append((fixed, _text(node.module), args, kwargs, outputs))
-        where.update((v.name, Place(False, index, k)) for k, v in enumerate(node.outputs) if v is not None)
+        nodes.append((fixed, _text(node.module), args, kwargs, results))
+        where.update((v.name, Place("node", index, k)) for k, v in enumerate(node.outputs) if v is not None)
     # the last random state has no place of its own: there is one for each chain
     outputs = [(Same(o.role), _text(o.target), Same("state") if o.role == "random" else where[o.name]) for o in graph.outputs]
     return inputs, nodes, outputs
@@ -139,8 +139,8 @@ class Line(NamedTuple):
 
 
 class PlaceRule(NamedTuple):
-    given: bool
-    index: Line
+    kind: str
+    number: Line
     result: Line
 
 
@@ -161,8 +161,8 @@ Rule = Any  # Same, Line, PlaceRule, TextRule, Grown, or a tuple of rules
 
 
 class _Samples(NamedTuple):
-    """One tree as it is seen: `at[0]` with the least numbers, `at[1 + r]` with one repetition more in run r, all in repetition 0; `next` in repetition 1
-    of run `run` with one more there (run -1: it does not repeat)."""
+    """One tree as it is seen: `at[0]` with the least numbers, `at[1 + r]` with one more in run r, all in repetition 0; `next` in repetition
+    1 of run `run` with one more there (run -1: it does not repeat)."""
 
     at: list
     run: int
@@ -185,8 +185,8 @@ def _learn(seen: _Samples) -> Rule:
         step = seen.next - seen.at[1 + seen.run] if seen.run >= 0 else 0
         return Line(first, step, tuple(number - first for number in seen.at[1:]))
     if isinstance(first, Place):
-        given = _learn(seen.part(lambda p: Same(p.given)))
-        return PlaceRule(given.value, _learn(seen.part(lambda p: p.index)), _learn(seen.part(lambda p: p.result)))
+        kind = _learn(seen.part(lambda p: Same(p.kind)))
+        return PlaceRule(kind.value, _learn(seen.part(lambda p: p.number)), _learn(seen.part(lambda p: p.result)))
     if isinstance(first, Text):
         if len({len(tree.parts) for tree in seen.at}) != 1 or (seen.run >= 0 and len(seen.next.parts) != len(first.parts)):
             raise Unlike("texts differ")
@@ -262,6 +262,8 @@ def _inserted(short: list, long: list, i: int, j: int) -> int:
         agreed = 0
         while i + agreed < len(short) and short[i + agreed] == long[j + length + agreed]:
             agreed += 1
+        if i + agreed == len(short) and j + length + agreed == len(long):
+            return length
         if agreed > best:
             best, best_length = agreed, length
     if not best_length:
@@ -387,7 +389,7 @@ def _foretold(rule: Rule, extra: tuple[int, ...], j: int) -> Any:
     if isinstance(rule, Line):
         return rule.start + rule.step * j + sum(more * e for more, e in zip(rule.more, extra))
     if isinstance(rule, PlaceRule):
-        return Place(rule.given, _foretold(rule.index, extra, j), _foretold(rule.result, extra, j))
+        return Place(rule.kind, _foretold(rule.number, extra, j), _foretold(rule.result, extra, j))
     if isinstance(rule, TextRule):
         return Text(tuple(_foretold(part, extra, j) if isinstance(part, Line) else part for part in rule.parts))
     if isinstance(rule, Grown):
@@ -422,14 +424,14 @@ class _Stamp:
         return False, lambda j: "".join(str(part if constant else part(j)) for constant, part in parts)
 
     def ref(self, rule: PlaceRule) -> Made:
-        (index_fixed, index), (result_fixed, result) = self.line(rule.index), self.line(rule.result)
-        if rule.given:
+        (index_fixed, index), (result_fixed, result) = self.line(rule.number), self.line(rule.result)
+        if rule.kind == "input":
             given = self.given
             return (True, given[index]) if index_fixed else (False, lambda j: _reached(given, index(j)))
         made = self.made
         if not result_fixed:
             return False, lambda j: _reached(_reached(made, index if index_fixed else index(j)), result(j))
-        start, step = (index, 0) if index_fixed else (index(0), rule.index.step)
+        start, step = (index, 0) if index_fixed else (index(0), rule.number.step)
 
         def of(j: int) -> Ref:  # most of the time goes into this
             place = start + step * j
@@ -527,7 +529,7 @@ def _stamp_inputs(pattern: Pattern, press: _Stamp) -> tuple[list[Input], dict[st
 
 
 def _stamp_nodes(pattern: Pattern, press: _Stamp, states: dict[str, str], taken: set[str]) -> tuple[list[Node], dict[str, str]]:
-    """states: chain of random states -> the one that it begins with; also what is returned, with the one that it ends with. taken: names of inputs."""
+    """states: chain of random states -> the one that it begins with; returned with the one that it ends with. taken: names of inputs."""
     nodes: list[Node] = []
     states, count = dict(states), len(states)
     for part in pattern.nodes:
@@ -567,6 +569,7 @@ def _maker(press: _Stamp, rule: tuple, model: Node) -> tuple[str | None, Maker]:
 
     def make(end: str, j: int, rng_in: str | None, rng_out: str | None) -> Node:
         lie = lies if lies_fixed else lies(j)
+        outputs: tuple[Value | None, ...]
         if single:
             outputs = (None if lie[0] is None else Value(stem + end, *lie[0]),)
         else:
@@ -585,8 +588,7 @@ def _maker(press: _Stamp, rule: tuple, model: Node) -> tuple[str | None, Maker]:
             mark_name,
         )
 
-    chain = next((arg.name for key, arg in model.kwargs if key == "generator" and isinstance(arg, Const)), "default")
-    return chain if draws else None, make
+    return model.generator if draws else None, make
 
 
 def _each(strip: Strip, extra: tuple[int, ...]):

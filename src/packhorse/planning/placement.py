@@ -66,6 +66,7 @@ class _Placer:
         self.graph, self.places = graph, places
         self.values = graph.values
         self.homes: dict[str, Home] = {}
+        self.living: dict[Home, list[str]] = {}  # persistent home -> the roots in it
         self.group: dict[str, str] = {}  # root -> the root that founded its storage
         self.last_read: dict[str, int] = {}  # root -> time of the last read of its contents, inputs included
         self.maker: dict[str, int] = {}  # root -> time of the node that defines it
@@ -87,7 +88,11 @@ class _Placer:
                 self.homes[given.value.name] = Home("batch", given.target)
             else:
                 run, offset, _ = self.places[given.role, given.target]
-                self.homes[given.value.name] = Home("persistent", run, offset)
+                self.settle(given.value.name, Home("persistent", run, offset))
+
+    def settle(self, root: str, home: Home) -> None:
+        self.homes[root] = home
+        self.living.setdefault(home, []).append(root)
 
     def place_updates(self) -> None:
         """Step 1. Where the result is not what its argument becomes, or the old contents are read later, the kernel works on a copy."""
@@ -100,7 +105,7 @@ class _Placer:
                 root = self.values[arg.name].root
                 home = self.homes.get(root)
                 if home is not None and (out.name, home) in kept and self.last_read.get(root, -1) <= time and self._whole(self.values[arg.name]):
-                    self.homes[out.name] = home
+                    self.settle(out.name, home)
 
     def place_outputs(self) -> None:
         """Step 2."""
@@ -120,22 +125,22 @@ class _Placer:
                 and operator(self.graph.nodes[time].op).kind != "adopt"
                 and self._whole(value)
                 and same_layout(value.shape, value.strides, strides)
-                and all(
-                    self.last_read.get(root, -1) < time for root, h in self.homes.items() if h == home and (before is None or root != before.name)
-                )
+                and all(self.last_read.get(root, -1) < time for root in self.living.get(home, ()) if before is None or root != before.name)
                 and (before is None or self._overwritable(self.graph.nodes[time], time, before, self.values[value.root]))
             ):
-                self.homes[value.root] = home
+                self.settle(value.root, home)
                 continue
-            last = max((self.last_read.get(root, -1) for root, h in self.homes.items() if h == home), default=-1)
+            last = max((self.last_read.get(root, -1) for root in self.living.get(home, ())), default=-1)
             self.copies.append(CopyOut(max(last, -1 if time is None else time, 0), out.name, home, (out.role, out.target), strides))
         # an output copied out as soon as it may be lives no longer than its readers and its copy
         self.spans = lifespans(self.graph)
+        times: dict[str, list[int]] = {}
         for copy in self.copies:
-            root = self.values[copy.name].root
+            times.setdefault(self.values[copy.name].root, []).append(copy.time)
+        for root, copied in times.items():
             if root in self.spans:
                 # a copy after a later node must find the value untouched: it stays alive over that node, so that nothing takes its storage over
-                ends = [c.time + (1 if c.time == self.maker[root] else 2) for c in self.copies if self.values[c.name].root == root]
+                ends = [time + (1 if time == self.maker[root] else 2) for time in copied]
                 self.spans[root] = Lifespan(self.spans[root].lower, max([self.last_read.get(root, -1) + 1, self.spans[root].lower + 1, *ends]))
 
     def _whole(self, value: Value) -> bool:
