@@ -214,6 +214,11 @@ def _explain(error: BaseException, module: str | None, in_loss: bool) -> str:
             "batch, so replace .item(), bool(tensor), nonzero() and shapes that depend on data by torch.where, masks or a fixed size; yes-or-no "
             "questions may be asked of the batch's whole numbers and truth values (masks, ids), not of floats or activations"
         )
+    if "mirrored meta" in text:  # what torch says of backward() on its fake tensors
+        return (
+            f"the training step cannot be captured: {place}, the code calls backward(), and a step runs the backward pass of the loss itself, once; return "
+            "the loss instead (the sum of several, if there are several); gradients that belong to the loss are torch.autograd.grad(..., create_graph=True)"
+        )
     if in_loss:
         said = f"the loss function raised {kind}{f' at {line}' if line else ''}: {text}; it is called as loss(output, batch)"
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from packhorse.device.device import Device
 from packhorse.errors import UserError
+from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
 from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent
@@ -20,13 +21,16 @@ from packhorse.recompute.mirror import Order, order_of, replay
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
 
+# Of what the arena takes: where kernels' own results take more, plans with those in the arena are weighed too.
+SHARE_OUTSIDE = 0.2
 MICRO = ("next", "first")  # programs that are searched, the one that needs more first
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An order with its simulated bytes and its seconds."""
+    """An order of a graph with its simulated bytes and its seconds."""
 
+    facts: Facts
     order: Order
     arena_bytes: int
     external_bytes: int
@@ -66,7 +70,7 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     limit: what the whole step may take, of what it takes when everything is kept.
     """
     method = "optimal" if options.recompute == "auto" else options.recompute
-    facts = facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+    facts = _facts(graph, persistent, options, device)
     _check_marks(facts)
     plain = _measured(facts, order_of(facts, {}))
     everything = rest.peak(plain)
@@ -75,22 +79,24 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     if method == "none" or (method == "optimal" and options.budget is None) or (method == "optimal" and allowed is not None and everything <= allowed):
         candidates = [plain]
     else:
-        proposed = METHODS[method](facts, room)
-        candidates = [_measured(facts, order) for order in dict.fromkeys(proposed)]
+        candidates = [_measured(facts, order) for order in dict.fromkeys(METHODS[method](facts, room))]
+        if method == "optimal" and plain.external_bytes > SHARE_OUTSIDE * plain.arena_bytes:
+            inside = _facts(into_arena(graph), persistent, options, device)
+            candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
     least = min(rest.peak(c) for c in candidates)
     within = least if allowed is None else allowed
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
         if rest.peak(candidate) <= within:
-            planned = plan_graph(_graph(facts, candidate), persistent, options)
+            planned = plan_graph(_graph(candidate), persistent, options)
             if rest.peak(planned) <= within or allowed is None:
                 return Chosen(planned, True, everything, None if room is None else least_extra_seconds(facts, room))
     leanest = min(candidates, key=lambda c: (rest.peak(c), c.seconds))
-    return Chosen(plan_graph(_graph(facts, leanest), persistent, options), False, everything, None)
+    return Chosen(plan_graph(_graph(leanest), persistent, options), False, everything, None)
 
 
 def least_peak(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, method: str) -> int:
     """The least that a step needs with another method, as simulated."""
-    facts = facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+    facts = _facts(graph, persistent, options, device)
     return min(rest.peak(_measured(facts, order)) for order in METHODS[method](facts, None))
 
 
@@ -123,13 +129,18 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
     return plan
 
 
+def _facts(graph: Graph, persistent: Persistent, options: Options, device: Device) -> Facts:
+    return facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+
+
 def _measured(facts: Facts, order: Order) -> Candidate:
     alive = live_nodes(facts, order)
     found = bytes_of(facts, order, alive)
-    return Candidate(order, max(found.arena, default=0), max(found.external, default=0), seconds_of(facts, order, alive))
+    return Candidate(facts, order, max(found.arena, default=0), max(found.external, default=0), seconds_of(facts, order, alive))
 
 
-def _graph(facts: Facts, candidate: Candidate) -> Graph:
+def _graph(candidate: Candidate) -> Graph:
+    facts = candidate.facts
     return facts.graph if candidate.order == facts.plain_order() else replay(facts.graph, candidate.order)
 
 

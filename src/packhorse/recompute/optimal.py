@@ -4,7 +4,7 @@ The program is solved for all numbers of bytes at once, in a few resolutions (fi
 are a curve from "keep everything" to the least there is. Each distinct answer is a proposal; the planner judges them on the exact layout.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from math import ceil, log2, sqrt
 
 import numpy as np
@@ -23,52 +23,106 @@ from packhorse.recompute.simulate import bytes_of
 
 # Steps into which a range of bytes is divided: the keep-everything peak, half of it, a quarter, ... Where more is kept, more roundings add up.
 SLOTS = (1024, 1024, 1024, 512, 256, 256)
-COARSE = 128
+# (halvings, slots) of the lean end, coarsely too: what rounding takes for less than it is finds plans that the layout then shows to be the leanest.
+LEAN = ((3, 128), (4, 128), (5, 128))
 PROPOSALS = 16  # of each range
 POINTS = 48  # plans along the convex hull
-LARGE = 2000  # with more nodes that compute, only what lies near the limit is proposed
+LARGE = 2000  # with more nodes that compute, the curve is searched for the limit instead of laid open
 WORK = 4e7  # table entries that may be looked at for one range: a longer chain is split at fewer places
 
 
 def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
     """The plans on the curve of the dynamic program, and those of the simpler methods, so that none of them is ever better.
 
-    For a graph that is not large they are the same whatever the limit. For a large one they lie near it; without one, at the lean end.
+    For a graph that is not large they are the same whatever the limit. Of a large one, the best that was found for the limit.
     """
     plain = order_of(facts, {})
-    peak = bytes_of(facts, plain).peak
-    orders = [plain]
-    large = sum(facts.real) > LARGE
-    if not large or limit is None or limit < peak / 2:
-        orders += [*chen(facts), *recursive(facts)]
-    if not large:
-        orders += [*cheap(facts), *by_blocks(facts), *sqrt_n(facts)]
-    blocks, choices, kinds = _blocks(facts)
-    looked_at = _parts(kinds) * len(kinds) / 3
-    starts: list[dict[int, int]] = [{}, *along_the_hull(facts, blocks, choices, POINTS)]
-    for halving, slots in _ranges(peak, limit if large else None, large):
-        unit = max(1.0, peak / 2**halving / slots)
-        chain = chain_of(facts, blocks, choices, kinds, unit, slots, max(1, ceil(sqrt(looked_at * slots / WORK))))
+    curve = _Curve(facts, bytes_of(facts, plain).peak)
+    if sum(facts.real) > LARGE:
+        return [plain, *curve.near(limit)]
+    orders = [plain, *chen(facts), *recursive(facts), *cheap(facts), *by_blocks(facts), *sqrt_n(facts)]
+    starts: list[dict[int, int]] = [{}, *(curve.on_the_hull(held) for held in _evenly(curve.hull_plans(), POINTS))]
+    for halving, slots in [*enumerate(SLOTS), *LEAN]:
+        chain = curve.chain(halving, slots)
         wanted = range(slots // 2 if halving < len(SLOTS) - 2 else 0, slots + 1)
-        if large and limit is not None:
-            wanted = range(max(0, int(0.8 * limit / unit)), min(slots, int(1.1 * limit / unit) + 1) + 1)
-        starts += [counts_of(facts, blocks, choices, chain, m) for m in _spread(chain.best(), wanted)]
+        starts += [curve.counts(chain, m) for m in _evenly(_falls(chain.best(), wanted), PROPOSALS)]
     orders += [order_of(facts, counts) for counts in starts[1:]] + improve(facts, starts)
     return list(dict.fromkeys(orders))
 
 
-def _ranges(peak: int, limit: int | None, large: bool) -> list[tuple[int, int]]:
-    """(halvings of the peak, slots) to solve. Of a large graph the range that the limit lies well inside of; without a limit the lean end.
+class _Curve:
+    """The blocks of a graph with their choices, and plans made of them."""
 
-    The lean end is solved coarsely too: what rounding takes for less than it is finds plans there that the layout then shows to be the leanest.
-    """
-    lean = [(halving, COARSE) for halving in range(len(SLOTS) - 3, len(SLOTS))]
-    if not large:
-        return [*enumerate(SLOTS), *lean]
-    if limit is None:
-        return lean
-    halving = max(0, min(len(SLOTS) - 1, int(log2(max(1.0, peak / (1.1 * max(limit, 1)))))))
-    return [(halving, SLOTS[halving])]
+    def __init__(self, facts: Facts, peak: int):
+        self.facts, self.peak = facts, peak
+        self.blocks, self.choices, self.kinds = _blocks(facts)
+        self.looked_at = _parts(self.kinds) * len(self.kinds) / 3
+        self.crossing = {facts.maker[s] for block in self.blocks for s in block.crossing}
+        self.hulls = {kind: _hull(choice) for kind, choice in zip(self.kinds, self.choices)}
+
+    def chain(self, halving: int, slots: int) -> Chain:
+        """The dynamic program over [0, peak / 2**halving]."""
+        every = max(1, ceil(sqrt(self.looked_at * slots / WORK)))
+        return chain_of(self.facts, self.blocks, self.choices, self.kinds, max(1.0, self.peak / 2**halving / slots), slots, every)
+
+    def counts(self, chain: Chain, slots: int) -> dict[int, int]:
+        return counts_of(self.facts, self.blocks, self.choices, chain, slots)
+
+    def hull_plans(self) -> list[tuple[int, ...]]:
+        """Plans that keep every cut, from "keep everything" on: the block whose next option frees bytes at the fewest seconds each changes next.
+
+        Place of each block's option on the lower convex hull of its (kept bytes, seconds): the fractional optimum of the multiple-choice knapsack, exact
+        but for one block. Of equal blocks the first goes first: its bytes are held the longest.
+        """
+        changes = []
+        for k, kind in enumerate(self.kinds):
+            hull = self.hulls[kind]
+            changes += [(_slope(a, b), k, step) for step, (a, b) in enumerate(zip(hull, hull[1:]))]
+        held = [0] * len(self.blocks)
+        found = []
+        for _, k, step in sorted(changes):
+            held[k] = step + 1
+            found.append(tuple(held))
+        return found
+
+    def on_the_hull(self, held: tuple[int, ...]) -> dict[int, int]:
+        """Mirror counts of one of those plans."""
+        return {
+            node: mirrors
+            for block, kind, place in zip(self.blocks, self.kinds, held)
+            for node, mirrors in zip(block.forward, self.hulls[kind][place].counts)
+            if node not in self.crossing
+        }
+
+    def near(self, limit: int | None) -> list[Order]:
+        """For a large graph: the fastest found within the limit, and the leanest."""
+        if limit is None:
+            found = [*recursive(self.facts), *chen(self.facts)]
+            for halving, slots in LEAN:
+                chain = self.chain(halving, slots)
+                found += [order_of(self.facts, self.counts(chain, m)) for m in _falls(chain.best(), range(slots + 1))[:3]]
+            return found
+        plans = self.hull_plans()
+        place = self._first(range(len(plans)), lambda at: order_of(self.facts, self.on_the_hull(plans[at])), limit)
+        if place is not None:
+            return [order_of(self.facts, self.on_the_hull(plans[place]))]
+        halving = max(0, min(len(SLOTS) - 1, int(log2(max(1.0, self.peak / (1.2 * max(limit, 1)))))))
+        chain = self.chain(halving, SLOTS[halving])
+        falls = _falls(chain.best(), range(SLOTS[halving] + 1))[::-1]  # from fast to lean
+        place = self._first(falls, lambda m: order_of(self.facts, self.counts(chain, m)), limit)
+        found = [] if place is None else [order_of(self.facts, self.counts(chain, place))]
+        return [*found, *chen(self.facts), *([] if found else self.near(None))]
+
+    def _first(self, places: Sequence[int], order: Callable[[int], Order], limit: int) -> int | None:
+        """The first place whose plan fits, by halving: plans are taken to grow leaner from one to the next."""
+        low, high = 0, len(places)
+        while low < high:
+            middle = (low + high) // 2
+            if bytes_of(self.facts, order(places[middle])).peak <= limit:
+                high = middle
+            else:
+                low = middle + 1
+        return places[low] if low < len(places) else None
 
 
 def _blocks(facts: Facts) -> tuple[list[Block], list[Choices], list[int]]:
@@ -119,47 +173,16 @@ def chain_of(facts: Facts, blocks: list[Block], choices: list[Choices], kinds: l
     return Chain(links, weights, gradients, slots, every)
 
 
-def _spread(best: np.ndarray, wanted: range) -> Iterator[int]:
-    """Numbers of slots at which the curve falls; PROPOSALS of them if there are more."""
-    falls = [m for m in wanted if np.isfinite(best[m]) and (m == 0 or best[m] < best[m - 1])]
-    if len(falls) > PROPOSALS:
-        step = (len(falls) - 1) / (PROPOSALS - 1)
-        falls = sorted({falls[round(i * step)] for i in range(PROPOSALS)})
-    yield from falls
+def _falls(best: np.ndarray, wanted: range) -> list[int]:
+    """Numbers of slots at which the curve falls."""
+    return [m for m in wanted if np.isfinite(best[m]) and (m == 0 or best[m] < best[m - 1])]
 
 
-def along_the_hull(facts: Facts, blocks: list[Block], choices: list[Choices], points: int) -> list[dict[int, int]]:
-    """Mirror counts of plans that keep every cut: from "keep everything", the block and option that frees bytes at the fewest seconds each goes next.
-
-    On the lower convex hull of each block's (kept bytes, seconds) this is the fractional optimum of the multiple-choice knapsack, exact but for one block.
-    Of equal blocks the first goes first: its bytes are held the longest.
-    """
-    changes = []
-    for k, choice in enumerate(choices):
-        hull = _hull(choice)
-        changes += [
-            ((b.extra_s - a.extra_s) / (a.kept_bytes - b.kept_bytes), k, step, a.kept_bytes - b.kept_bytes) for step, (a, b) in enumerate(zip(hull, hull[1:]))
-        ]
-    changes.sort(key=lambda change: change[:3])
-    total = sum(change[3] for change in changes)
-    held = [0] * len(blocks)
-    found, freed = [], 0
-    for _, k, step, num_bytes in changes:
-        held[k] = step + 1
-        before, freed = freed, freed + num_bytes
-        if freed * points // max(total, 1) > before * points // max(total, 1):
-            found.append(list(held))
-    hulls = [_hull(choice) for choice in choices]
-    crossing = {facts.maker[s] for block in blocks for s in block.crossing}
-    return [
-        {
-            node: mirrors
-            for block, hull, position in zip(blocks, hulls, plan)
-            for node, mirrors in zip(block.forward, hull[position].counts)
-            if node not in crossing
-        }
-        for plan in found
-    ]
+def _evenly(items: list, most: int) -> list:
+    """`most` of the items, the first and the last among them; all if there are no more."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _hull(choice: Choices) -> list[Option]:

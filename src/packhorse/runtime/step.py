@@ -12,7 +12,7 @@ from packhorse.capture.batch import canonical, micro_batches, signature, tensors
 from packhorse.capture.generators import generators_of
 from packhorse.capture.precision import is_narrow
 from packhorse.capture.trace import device_of
-from packhorse.errors import BatchError, CheckpointError, NonFiniteError
+from packhorse.errors import BatchError, CheckpointError, NonFiniteError, UserError
 from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.plan import Plan
@@ -105,6 +105,7 @@ class Step:
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 self.scheduler.step()
         self.last = StepResult(loss.item(), *self._norms(), scale, skipped)
+        loss.backward = _no_second_backward  # type: ignore[method-assign]
         return loss
 
     def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
@@ -309,6 +310,14 @@ class Step:
             self.scheduler.load_state_dict(from_plain(saved_scheduler["state"], self.scheduler.state_dict()))
         if self.job.has_steps(self.plan.persistent, self.runs):
             self._expose_optimizer_state()
+
+
+def _no_second_backward(*_: Any, **__: Any) -> None:
+    """backward() of the loss that a step returns: it has no graph."""
+    raise UserError(
+        "loss.backward(): step(batch) has run the forward pass, the backward pass and the update, and no graph is kept to go through once more; "
+        "step.grads() are the gradients; what else is to be trained on belongs into the loss (packhorse.plan(..., loss=)), more batches into micro-batches"
+    )
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:
