@@ -28,6 +28,7 @@ def checked(request, monkeypatch):
     """After each pass its checker: verify(graph), check_schedule, check_layout, check_program."""
     if request.node.get_closest_marker("pure") or request.node.get_closest_marker("unchecked"):
         return
+    import packhorse.planning.choose as choose
     import packhorse.planning.plan as planning
     import packhorse.runtime.programs as programs
     from packhorse.graph.liveness import check_schedule, lifespans
@@ -55,4 +56,5 @@ def checked(request, monkeypatch):
         return planned
 
     monkeypatch.setattr(planning, "plan_graph", plan_and_check)
+    monkeypatch.setattr(choose, "plan_graph", plan_and_check)
     monkeypatch.setattr(programs, "plan_graph", plan_and_check)

@@ -23,6 +23,7 @@ from packhorse.recompute.table import METHODS
 from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
 
+
 def plan(
     model: torch.nn.Module,
     batch: Any,

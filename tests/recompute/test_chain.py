@@ -68,7 +68,12 @@ ways = st.builds(Way, st.integers(0, 4), st.integers(0, 4), st.integers(0, 5), s
 def chains(draw) -> Chain:
     n = draw(st.integers(1, 5))
     links = [
-        Link(draw(st.integers(0, 1)) * 100 + k, float(draw(st.integers(1, 5))), draw(st.integers(0, 3)), tuple(draw(st.lists(ways, min_size=1, max_size=3))))
+        Link(
+            draw(st.integers(0, 1)) * 100 + k,
+            float(draw(st.integers(1, 5))),
+            draw(st.integers(0, 3)),
+            tuple(draw(st.lists(ways, min_size=1, max_size=3))),
+        )
         for k in range(n)
     ]
     cut = [0] + [draw(st.integers(0, 3)) for _ in range(n)]

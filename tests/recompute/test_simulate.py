@@ -51,7 +51,10 @@ def _captured(kind: str):
     if kind == "net":
         model, batch = Net(), {"x": torch.randn(2, 3, 8, 8), "y": torch.tensor([0, 1])}
     else:
-        model, batch = GPT(vocab=32, layers=2, width=16, heads=2, seq_len=8, dropout=0.1), {"ids": torch.zeros(2, 8).long(), "labels": torch.ones(2, 8).long()}
+        model, batch = (
+            GPT(vocab=32, layers=2, width=16, heads=2, seq_len=8, dropout=0.1),
+            {"ids": torch.zeros(2, 8).long(), "labels": torch.ones(2, 8).long()},
+        )
     captured = capture(model.train(), batch, None, 2)
     persistent, _ = flat_storage(model, torch.optim.SGD(model.parameters(), lr=0.1), captured, None, Widths(None, None, False))
     return captured, persistent

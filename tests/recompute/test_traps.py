@@ -139,7 +139,7 @@ def test_buffers_that_a_forward_changes_are_written_once():
 
 def test_every_draw_is_made_again_bit_for_bit():
     torch.manual_seed(0)
-    assert_methods_like_plain(EveryDraw(), batch())
+    assert_methods_like_plain(EveryDraw(), batch(), methods=("cheap", "blocks", "recursive"))
 
 
 @pytest.mark.parametrize("precision, methods", [("fp32", METHODS[1:]), ("bf16", ("cheap", "optimal")), ("fp16", ("recursive", "blocks"))])
@@ -513,3 +513,134 @@ def test_a_parameter_changed_between_its_forward_and_its_backward_is_refused():
     model = made(ChangesItsWeight(), Block())
     with pytest.raises(CaptureError, match=r"fc\.weight"):
         ph.plan(model, batch(), optimizer=adamw(model.parameters()), recompute="blocks")
+
+
+class CallsBackward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        h = torch.tanh(self.fc(x))
+        h.sum().backward(retain_graph=True)
+        return h
+
+
+def test_a_second_backward_is_refused_by_name():
+    model = made(Block(), Block())
+    step = ph.compile(model, ph.plan(model, batch(), optimizer=adamw(model.parameters()), recompute="blocks"))
+    loss = step(batch())
+    for again in (loss.backward, lambda: loss.backward(retain_graph=True)):
+        with pytest.raises(UserError, match=r"no graph is kept.*step\.grads\(\)"):
+            again()
+    model = made(CallsBackward())
+    with pytest.raises(CaptureError, match=r"test_traps.py:\d+, the code calls backward\(\)"):
+        ph.plan(model, batch(), optimizer=adamw(model.parameters()), recompute="blocks")
+
+
+class Penalty(nn.Module):
+    """A gradient inside of the forward pass, and its own gradient through it (Gulrajani et al. 2017, arXiv:1704.00028)."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = Block(), Block(p=0.0), nn.Linear(WIDTH, 5)
+
+    def forward(self, x, y):
+        h = self.a(x)
+        (slope,) = torch.autograd.grad(torch.tanh(self.b(h)).square().sum(), h, create_graph=True)
+        return F.cross_entropy(self.head(self.b(h)), y) + (slope.norm(dim=-1) - 1).square().mean()
+
+
+def test_a_gradient_inside_of_the_forward_pass():
+    torch.manual_seed(0)
+    assert_methods_like_plain(Penalty(), batch())
+
+
+# -- the rest of a step's life ------------------------------------------------------------------------------------------------------------
+
+
+def tight(model, given, method="optimal", **options):
+    return ph.compile(model, ph.plan(model, given, optimizer=adamw(model.parameters()), recompute=method, budget="minimum", **options))
+
+
+@pytest.mark.parametrize("method, precision", [("optimal", "fp32"), ("recursive", "fp16")])
+def test_a_run_that_was_killed_goes_on_as_if_nothing_had_happened(tmp_path, method, precision):
+    given = [batch(seed=seed) for seed in range(2)]
+    options = {"precision": precision, "num_micro_batches": 2, "clip_norm": 1.0}
+
+    def fresh():
+        torch.manual_seed(1)
+        return made(Block(), Codebook(), Call(lambda h: h + torch.rand_like(h)))
+
+    whole = tight(fresh(), given, method, **options)
+    torch.manual_seed(3)
+    wanted = [whole(given).item() for _ in range(4)]
+    first = tight(fresh(), given, method, **options)
+    torch.manual_seed(3)
+    assert [first(given).item() for _ in range(2)] == wanted[:2]
+    ph.save(tmp_path / "c", first)
+    model = fresh()
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    other = tight(model, given, "cheap" if method == "optimal" else method, **options)  # another plan of the same step: the same bits
+    torch.manual_seed(99)
+    ph.load(tmp_path / "c", other)
+    assert [other(given).item() for _ in range(2)] == wanted[2:]
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), model.state_dict().values()))
+
+
+def test_evaluation_and_batches_of_other_sizes_under_a_tight_budget():
+    model, given = made(*(Block() for _ in range(4))), batch()
+    plain = copy.deepcopy(model)
+    budget = next(plans_of(model, given, ("optimal",), clip_norm=1.0))[2].peak_bytes
+    for _, mine, plan in plans_of(model, given, ("optimal",), budget=budget, clip_norm=1.0):
+        assert plan.peak_bytes <= budget
+        step = ph.compile(mine, plan)
+    assert step.evaluate(given) == plain.eval()(**given).item()
+    small, large = batch(ROWS // 2, seed=1), batch(ROWS * 8, seed=2)
+    optimizer = adamw(plain.train().parameters())
+    for micro in (small, given, small):
+        optimizer.zero_grad()
+        torch.manual_seed(1)
+        loss = loss_of(plain, micro, None)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        torch.manual_seed(1)
+        assert torch.equal(step(micro), loss.detach())
+        assert_as_predicted(step)
+        assert step.ledger().measured_peak_bytes <= budget
+    before = copy.deepcopy(step.state_dict())
+    with pytest.raises(ph.BudgetError, match=rf"x \[{ROWS * 8}, {WIDTH}\].* above the budget"):
+        step(large)
+    assert step.evaluate(given) == plain.eval()(**given).item()
+    assert all(torch.equal(before[name], tensor) for name, tensor in step.state_dict().items())
+
+
+class Breaks(nn.Module):
+    """The square root of what may be negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return F.dropout(torch.tanh(self.fc(x)), 0.2, self.training) + torch.sqrt(x.sum(-1, keepdim=True).abs() - 1e-3)
+
+
+def test_nan_is_traced_through_mirrors():
+    model = made(Block(), Breaks(), Block())
+    step = tight(model, batch(), "blocks")
+    assert num_mirrors(step.plan)
+    assert step.trace_nonfinite(batch()).startswith("every tensor")
+    broken = batch()
+    with torch.no_grad():
+        broken["x"].zero_()
+        model.blocks[0].down.weight.zero_(), model.blocks[0].down.bias.zero_()
+    before, state = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    with pytest.raises(ph.NonFiniteError):
+        step(broken)
+    assert torch.equal(torch.get_rng_state(), before)
+    found = step.trace_nonfinite(broken)
+    assert "aten.sqrt" in found and "blocks.1" in found and torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())

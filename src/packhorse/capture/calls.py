@@ -115,7 +115,7 @@ class _Made:
     """The results of a call, to make others like them: how each lies, without memory."""
 
     kind: type  # Tensor, tuple or list
-    lies: tuple[tuple[torch.Tensor, bool], ...]
+    lies: tuple[tuple[torch.Tensor, bool] | int, ...]  # or which of the tensors given it is
     operators: tuple
 
 
@@ -187,7 +187,7 @@ class _Log(Location):
             key = func, tuple(self.lies.get(n) for n in (*refs_in(said[0]), *refs_in(said[1]))), _without_refs(said), state
             made = self.memory.get(key)
             if made is not None:
-                result = self._again(made)
+                result = self._again(made, given)
                 self._write_down(name, said, module, source, state, leaves(result), made.operators, ())
                 return result
         versions = [_version(tensor) for tensor in given]
@@ -199,11 +199,12 @@ class _Log(Location):
             raise _Written
         results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         if results or written:
-            fresh = key is not None and bool(results) and not any(id(tensor) in self.names for tensor in results)
+            before = {id(tensor): place for place, tensor in reversed([*enumerate(given)])}
+            fresh = [id(tensor) in before or id(tensor) not in self.names for tensor in results]
             self._write_down(name, said, module, source, state, results, operators, written)
-            if fresh and type(result) in (FakeTensor, tuple, list) and len(leaves(result)) == len(results):
+            if key is not None and fresh and all(fresh) and type(result) in (FakeTensor, tuple, list) and len(leaves(result)) == len(results):
                 with _disable_current_modes():
-                    lies = tuple((_bare(tensor), tensor.requires_grad) for tensor in results)
+                    lies = tuple(before[id(t)] if id(t) in before else (_bare(t), t.requires_grad) for t in results)
                 self.memory[key] = _Made(type(result), lies, operators)
         return result
 
@@ -230,9 +231,13 @@ class _Log(Location):
         )
         self.nodes.append(Node(function, said[0], kwargs, tuple(fresh), "forward", module, source))
 
-    def _again(self, made: _Made) -> Any:
+    def _again(self, made: _Made, given: list[torch.Tensor]) -> Any:
         tensors = []
-        for bare, requires_grad in made.lies:
+        for lie in made.lies:
+            if isinstance(lie, int):
+                tensors.append(given[lie])
+                continue
+            bare, requires_grad = lie
             tensor = FakeTensor(self.mode, bare, self.device)
             tensors.append(tensor.requires_grad_() if requires_grad else tensor)
         return tensors[0] if made.kind is FakeTensor else made.kind(tensors)

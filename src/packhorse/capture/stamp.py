@@ -1,8 +1,8 @@
 """A deep step captured by its repetitions: a few short captures, from which the long one is stamped out, exactly as it would have been captured.
 
 Two things must agree before a stamped graph is handed out: the short captures foretell a longer one to the last number (graph/stamp.py), and the logs
-of the short forwards' calls foretell the log of the whole forward (capture/calls.py), which costs little; so a block that is special, a layer that is
-frozen or shared, or a loop that does something else at step 1,000 is seen. If anything differs there is no stamped graph, and the step is captured whole.
+of the short forwards' calls foretell the log of the whole forward (capture/calls.py), which costs little. So a block that is special, a layer that is
+frozen or shared, and a loop that does something else at step 1,000 are seen. If anything differs, the step is captured whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +24,7 @@ from packhorse.graph.stamp import Unlike, learn, same_but_for_names, stamp
 # Fewer repetitions are captured as they are: it would save little.
 LEAST_BLOCKS = 12
 LEAST_STEPS = 24
+MOST_CAPTURED = 0.5
 
 # With how many repetitions to begin. The first and last ones of a recurrent net are special, backward two of them.
 _SHORTEST_BLOCKS = (2, 3)
@@ -85,15 +86,17 @@ def stamped(
     compute: torch.dtype | None = None,
     least_blocks: int = LEAST_BLOCKS,
     least_steps: int = LEAST_STEPS,
+    most_captured: float = MOST_CAPTURED,
 ) -> Whole | None:
     """The graph of a step with many repetitions, made from short captures. None if there are none, or if they are not all alike.
 
-    name: of the graph. least_blocks, least_steps: how many repetitions are many. The rest as in `trace`. Raises nothing of its own.
+    name: of the graph. least_blocks, least_steps: how many repetitions are many. most_captured: what part of them the short captures may have
+    together. The rest as in `trace`. Raises nothing of its own.
     """
     step = _Step(model, batch, loss, with_gradients, compute)
     try:
         for family in _families(step, least_blocks, least_steps):
-            found = _grown(name, family)
+            found = _grown(name, family, most_captured)
             if found is not None:
                 return found
     except _FAILURES:
@@ -144,7 +147,7 @@ def _times(step: _Step, whole: Calls, dim: int, size: int) -> _Family:
     return _Family((size,), at, _SHORTEST_STEPS, whole)
 
 
-def _grown(name: str, family: _Family) -> Whole | None:
+def _grown(name: str, family: _Family, most_captured: float) -> Whole | None:
     """The family's graph at its real size; None if it does not follow from shorter ones."""
     known: dict[tuple[int, ...], Whole] = {}
 
@@ -156,16 +159,16 @@ def _grown(name: str, family: _Family) -> Whole | None:
 
     for shortest in family.shortest:
         try:
-            return _from(shortest, family, captured)
+            return _from(shortest, family, most_captured, captured)
         except _FAILURES:
             continue
     return None
 
 
-def _from(shortest: int, family: _Family, captured: Callable[[tuple[int, ...]], Whole]) -> Whole:
+def _from(shortest: int, family: _Family, most_captured: float, captured: Callable[[tuple[int, ...]], Whole]) -> Whole:
     """captured: how often each run repeats -> the step captured so. Raises one of _FAILURES if the whole does not follow."""
     least, *rest = _sizes(shortest, len(family.counts))
-    if sum(map(sum, (least, *rest))) > 0.8 * sum(family.counts):
+    if sum(map(sum, (least, *rest))) > most_captured * sum(family.counts):
         raise Unlike("the short captures would cost as much as the whole")
     extra = tuple(count - shortest for count in family.counts)
     # first the logs: they cost little

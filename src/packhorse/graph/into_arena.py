@@ -12,8 +12,9 @@ from packhorse.graph.saved import saved_storages
 
 
 def into_arena(graph: Graph) -> Graph:
-    """The graph with a copy behind each forward node whose kernel allocates, of those results that the backward pass reads."""
-    saved = saved_storages(graph)
+    """The graph with a copy behind each forward node whose kernel allocates, of those results that the backward pass reads or whose bytes pass to such."""
+    waiting = set(saved_storages(graph))
+    waiting |= _taken_over(graph, waiting)
     instead: dict[str, str] = {}
     nodes: list[Node] = []
 
@@ -30,10 +31,22 @@ def into_arena(graph: Graph) -> Graph:
         if node.phase != "forward" or node.is_view or operator(node.op).kind != "adopt":
             continue
         for value in node.outputs:
-            if value is not None and value.base is None and value.name in saved:
+            if value is not None and value.base is None and value.name in waiting:
                 copy = replace(value, name=f".kept.{value.name}")
                 nodes.append(Node("aten.clone.default", (Ref(value.name),), (), (copy,), "forward", node.module, node.source, None, None, *mark))
                 instead[value.name] = copy.name
                 nodes[place] = replace(node, mark="", mark_name="")  # what is marked is what is kept
     outputs = tuple(Output(instead.get(out.name, out.name), out.role, out.target) for out in graph.outputs)
     return Graph(graph.name, graph.inputs, tuple(nodes), outputs)
+
+
+def _taken_over(graph: Graph, waiting: set[str]) -> set[str]:
+    """Roots whose storage a result that waits may take over (graph/operators.py, `in_place`)."""
+    found = set()
+    for node in graph.nodes:
+        if node.phase == "forward" and node.outputs and node.outputs[0] is not None and node.outputs[0].name in waiting:
+            for position in operator(node.op).in_place:
+                arg = node.args[position] if position < len(node.args) else None
+                if isinstance(arg, Ref):
+                    found.add(graph.values[arg.name].root)
+    return found

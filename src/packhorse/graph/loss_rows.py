@@ -21,8 +21,9 @@ def loss_in_rows(graph: Graph) -> Graph:
     if not users:
         return graph
     for index, node in enumerate(graph.nodes):
-        for name in set(node.arg_names()) & users.keys():
-            users[name].append(index)
+        if not users.keys().isdisjoint(node.arg_names()):
+            for name in users.keys() & set(node.arg_names()):
+                users[name].append(index)
     outputs = {out.name for out in graph.outputs}
     fused: dict[int, Node] = {}
     dropped = set()

@@ -1,26 +1,33 @@
 """Budgets: what a person writes as bytes, and the answer when no plan fits."""
 
-from packhorse.errors import BudgetError
+from packhorse.errors import BudgetError, UserError
 from packhorse.planning.plan import Plan
 from packhorse.units import format_bytes, parse_bytes
 
 
 def budget_bytes(budget: int | str | None, keep_everything: int) -> int | None:
-    """A budget as bytes: None, a number of bytes, "20GiB", "40%" of the keep-everything peak, or "minimum" of the method."""
+    """A budget as bytes: None, a number of bytes, "20GiB", "40%" of the keep-everything peak, or "minimum" of the method.
+
+    Raises BudgetError for anything else.
+    """
     if budget is None or budget == "minimum":
         return None
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0:
+        return budget
     if isinstance(budget, str) and budget.strip().endswith("%"):
-        text = budget.strip()[:-1]
         try:
-            share = float(text)
+            share = float(budget.strip()[:-1])
         except ValueError:
-            raise BudgetError(f"cannot read the budget {budget!r}; write a number of bytes, 6GiB, 40% or minimum") from None
-        return int(keep_everything * share / 100)
-    if isinstance(budget, str):
-        return parse_bytes(budget)
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-        raise BudgetError(f"cannot read the budget {budget!r}; write a number of bytes, 6GiB, 40% or minimum")
-    return budget
+            share = -1.0
+        if 0 < share <= 100:
+            return int(keep_everything * share / 100)
+        raise BudgetError(f"cannot read the budget {budget!r}; a share is of the step that keeps everything, above 0% and at most 100%, such as 40%")
+    try:
+        if isinstance(budget, str):
+            return parse_bytes(budget)
+    except UserError:
+        pass
+    raise BudgetError(f"cannot read the budget {budget!r}; write a number of bytes, 6GiB, 40% or minimum")
 
 
 def too_small(plan: Plan, limit: int, others: dict[str, int]) -> BudgetError:

@@ -18,11 +18,10 @@ from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph
 from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.facts import Facts, facts_of
 from packhorse.recompute.mirror import Order, order_of, replay
+from packhorse.recompute.optimal import is_large, is_outside
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
 
-# Of what the arena takes: where kernels' own results take more, plans with those in the arena are weighed too.
-SHARE_OUTSIDE = 0.2
 MICRO = ("next", "first")  # programs that are searched, the one that needs more first
 
 
@@ -56,16 +55,16 @@ class Rest:
 
 @dataclass(frozen=True)
 class Chosen:
-    """fits: within the limit, else the leanest there is. keep_everything_bytes: peak of the step with this program as it was captured."""
+    """The plan of one program. keep_everything_bytes: peak of the step with this program as it was captured; keep_everything_seconds: of this program."""
 
     planned: GraphPlan
-    fits: bool
     keep_everything_bytes: int
+    keep_everything_seconds: float
     least_overhead_seconds: float | None
 
 
 def choose(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, limit: Callable[[int], int | None]) -> Chosen:
-    """The fastest plan of one micro-batch's graph within the limit; without a limit the leanest of the method (of "auto" and "optimal" the fastest).
+    """The fastest plan of one micro-batch's graph within the limit, else the leanest; without a limit the leanest of the method (of "auto" and "optimal" the fastest).
 
     limit: what the whole step may take, of what it takes when everything is kept.
     """
@@ -76,11 +75,16 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     everything = rest.peak(plain)
     allowed = limit(everything)
     room = None if allowed is None else allowed - rest.persistent_bytes
-    if method == "none" or (method == "optimal" and options.budget is None) or (method == "optimal" and allowed is not None and everything <= allowed):
+    if (
+        method == "none"
+        or (method == "optimal" and options.budget is None)
+        or (method == "optimal" and allowed is not None and everything <= allowed)
+    ):
         candidates = [plain]
     else:
         candidates = [_measured(facts, order) for order in dict.fromkeys(METHODS[method](facts, room))]
-        if method == "optimal" and plain.external_bytes > SHARE_OUTSIDE * plain.arena_bytes:
+        found = allowed is not None and any(rest.peak(c) <= allowed for c in candidates)
+        if method == "optimal" and is_outside(facts) and not (found and is_large(facts)):
             inside = _facts(into_arena(graph), persistent, options, device)
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
     least = min(rest.peak(c) for c in candidates)
@@ -89,9 +93,9 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
         if rest.peak(candidate) <= within:
             planned = plan_graph(_graph(candidate), persistent, options)
             if rest.peak(planned) <= within or allowed is None:
-                return Chosen(planned, True, everything, None if room is None else least_extra_seconds(facts, room))
+                return Chosen(planned, everything, plain.seconds, None if room is None else least_extra_seconds(facts, room))
     leanest = min(candidates, key=lambda c: (rest.peak(c), c.seconds))
-    return Chosen(plan_graph(_graph(leanest), persistent, options), False, everything, None)
+    return Chosen(plan_graph(_graph(leanest), persistent, options), everything, plain.seconds, None)
 
 
 def least_peak(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, method: str) -> int:
@@ -111,20 +115,27 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
     rest = Rest(persistent.num_bytes)
     for planned in programs.values():
         rest = rest.along(planned)
-    everything, bound, fits = 0, None, True
-    others = rest
+    everything, others = 0, rest
+    seconds, bounds = sum(planned.seconds(device) for planned in programs.values()), []
     for name in MICRO:
         if name not in graphs:
             continue
         chosen = choose(graphs[name], persistent, options, device, rest, lambda all_bytes: budget_bytes(options.budget, max(everything, all_bytes)))
         everything = max(everything, chosen.keep_everything_bytes)
-        fits, bound = fits and chosen.fits, chosen.least_overhead_seconds
+        times = options.num_micro_batches - 1 if name == "next" else 1
+        seconds += times * chosen.keep_everything_seconds
+        bounds.append(None if chosen.least_overhead_seconds is None else times * chosen.least_overhead_seconds)
         programs[name] = chosen.planned
         rest = rest.along(chosen.planned)
-    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, bound, job)
+    bound = None if None in bounds else sum(b for b in bounds if b is not None)
+    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, job)
     limit = budget_bytes(options.budget, everything)
     if limit is not None and plan.peak_bytes > limit:
-        best = {} if options.recompute in ("auto", "optimal") else {"optimal": least_peak(graphs["first"], persistent, options, device, others, "optimal")}
+        best = (
+            {}
+            if options.recompute in ("auto", "optimal")
+            else {"optimal": least_peak(graphs["first"], persistent, options, device, others, "optimal")}
+        )
         raise too_small(plan, limit, best)
     return plan
 

@@ -55,6 +55,20 @@ class Ledger:
             **self.extra,
         }
 
+    def _recomputation(self) -> list[str]:
+        """What recomputation costs, in words; nothing where there is none."""
+        told = self.extra
+        if not told.get("overhead_flops") and not told.get("recomputed_nodes"):
+            return []
+        least = told["least_overhead_seconds"]
+        bound = "" if least is None else f"; no plan in this budget takes less than {least:.3g} s"
+        share = told["overhead_seconds"] / max(told["seconds"] - told["overhead_seconds"], 1e-12)
+        return [
+            f"recomputation ({told['recompute']}): {told['recomputed_nodes']} calls again, {told['overhead_flops']} flops, predicted "
+            f"{told['overhead_seconds']:.3g} s a step ({share:.1%}) on {told['device']}{bound}; keeping everything takes "
+            f"{format_bytes(told['keep_everything_bytes'])}"
+        ]
+
     def __str__(self) -> str:
         rows = [f"  {name:<34}{format_bytes(num_bytes):>14}" for name, num_bytes in self.lines if num_bytes]
         rows.append(f"  {'peak':<34}{format_bytes(self.predicted_peak_bytes):>14}   ({self.predicted_peak_bytes} bytes)")
@@ -63,6 +77,7 @@ class Ledger:
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
         rows += [f"  %{name}: planned {planned} bytes, measured {measured}" for name, planned, measured in self.differences]
+        rows += self._recomputation()
         rows.append("programs" + " " * 20 + "arena         lower bound   fragmentation  external")
         for name, height, bound, external in self.programs:
             rows.append(
@@ -102,6 +117,9 @@ def ledger_of(plan: Plan) -> Ledger:
             "arena_bytes": plan.arena_bytes,
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
+            "recompute": plan.options.recompute,
+            "recomputed_nodes": sum(node.phase == "recompute" and not node.is_view for p in plan.programs.values() for node in p.graph.nodes),
+            "device": plan.device.name,
             "overhead_flops": plan.overhead_flops,
             "overhead_seconds": plan.overhead_seconds,
             "least_overhead_seconds": plan.least_overhead_seconds,
@@ -131,7 +149,12 @@ def _peak(plan: Plan) -> tuple[str, GraphPlan, int]:
 
 def _alive(planned: GraphPlan, time: int) -> list[Alive]:
     graph, outputs = planned.graph, {planned.graph.values[o.name].root for o in planned.graph.outputs if o.role != "random"}
-    backward = {n for node in graph.nodes if node.phase in ("backward", "recompute") and not node.is_view for n in (graph.values[a].root for a in node.arg_names())}
+    backward = {
+        n
+        for node in graph.nodes
+        if node.phase in ("backward", "recompute") and not node.is_view
+        for n in (graph.values[a].root for a in node.arg_names())
+    }
     makers = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
     found = []
     for storage in planned.placement.storages:

@@ -137,5 +137,3 @@ def _takes(graph: Graph, node, numbers: dict[str, int]) -> tuple[int, ...]:
                 fits.append(root.name)
     spoiled |= {graph.values[arg.name].root for _, arg in node.kwargs if isinstance(arg, Ref)}
     return tuple(numbers[name] for name in dict.fromkeys(fits) if name not in spoiled)
-
-

@@ -78,7 +78,9 @@ class _Model:
             for j in range(t + 1):
                 for i in self.reads[j]:
                     model.add(self.run[t, j] <= self.run[t, i] + (self.held[t, i] if i < t else 0))
-        peak: cp_model.IntVar | int = model.new_int_var(0, 2 * sum(self.size) + max(facts.scratch, default=0), "") if self.limit is None else self.limit
+        peak: cp_model.IntVar | int = (
+            model.new_int_var(0, 2 * sum(self.size) + max(facts.scratch, default=0), "") if self.limit is None else self.limit
+        )
         for t in range(n):
             for k in range(t + 1):
                 self._bytes(t, k, peak)

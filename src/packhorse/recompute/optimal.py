@@ -28,7 +28,22 @@ LEAN = ((3, 128), (4, 128), (5, 128))
 PROPOSALS = 16  # of each range
 POINTS = 48  # plans along the convex hull
 LARGE = 2000  # with more nodes that compute, the curve is searched for the limit instead of laid open
-WORK = 4e7  # table entries that may be looked at for one range: a longer chain is split at fewer places
+WORK = 2.5e7  # table entries that may be looked at for one range: a longer chain is split at fewer places
+
+
+# Of what the arena takes: where kernels' own results take more, the graph with those in the arena (graph/into_arena.py) is weighed too.
+SHARE_OUTSIDE = 0.2
+
+
+def is_large(facts: Facts) -> bool:
+    """The curve is searched for the limit, not laid open."""
+    return sum(facts.real) > LARGE
+
+
+def is_outside(facts: Facts) -> bool:
+    """Much of what waits for the backward pass lies in kernels' own memory, whose peak comes on top of the arena's."""
+    found = bytes_of(facts, facts.plain_order())
+    return max(found.external, default=0) > SHARE_OUTSIDE * max(found.arena, default=0)
 
 
 def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
@@ -38,7 +53,7 @@ def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
     """
     plain = order_of(facts, {})
     curve = _Curve(facts, bytes_of(facts, plain).peak)
-    if sum(facts.real) > LARGE:
+    if is_large(facts):
         return [plain, *curve.near(limit)]
     orders = [plain, *chen(facts), *recursive(facts), *cheap(facts), *by_blocks(facts), *sqrt_n(facts)]
     starts: list[dict[int, int]] = [{}, *(curve.on_the_hull(held) for held in _evenly(curve.hull_plans(), POINTS))]
@@ -95,8 +110,10 @@ class _Curve:
         }
 
     def near(self, limit: int | None) -> list[Order]:
-        """For a large graph: the fastest found within the limit, and the leanest."""
+        """For a large graph: the fastest found within the limit, else the leanest there are; none where the graph with all in the arena is better."""
         if limit is None:
+            if is_outside(self.facts):
+                return []
             found = [*recursive(self.facts), *chen(self.facts)]
             for halving, slots in LEAN:
                 chain = self.chain(halving, slots)
@@ -106,23 +123,27 @@ class _Curve:
         place = self._first(range(len(plans)), lambda at: order_of(self.facts, self.on_the_hull(plans[at])), limit)
         if place is not None:
             return [order_of(self.facts, self.on_the_hull(plans[place]))]
+        if is_outside(self.facts):
+            return []
         halving = max(0, min(len(SLOTS) - 1, int(log2(max(1.0, self.peak / (1.2 * max(limit, 1)))))))
         chain = self.chain(halving, SLOTS[halving])
         falls = _falls(chain.best(), range(SLOTS[halving] + 1))[::-1]  # from fast to lean
         place = self._first(falls, lambda m: order_of(self.facts, self.counts(chain, m)), limit)
         found = [] if place is None else [order_of(self.facts, self.counts(chain, place))]
-        return [*found, *chen(self.facts), *([] if found else self.near(None))]
+        return [*found, *(chen(self.facts) if limit < self.peak / 8 else [])] if found else self.near(None)
 
     def _first(self, places: Sequence[int], order: Callable[[int], Order], limit: int) -> int | None:
         """The first place whose plan fits, by halving: plans are taken to grow leaner from one to the next."""
-        low, high = 0, len(places)
+        if not places or bytes_of(self.facts, order(places[-1])).peak > limit:
+            return None
+        low, high = 0, len(places) - 1
         while low < high:
             middle = (low + high) // 2
             if bytes_of(self.facts, order(places[middle])).peak <= limit:
                 high = middle
             else:
                 low = middle + 1
-        return places[low] if low < len(places) else None
+        return places[low]
 
 
 def _blocks(facts: Facts) -> tuple[list[Block], list[Choices], list[int]]:

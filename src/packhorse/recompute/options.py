@@ -166,7 +166,9 @@ def _pareto(found: list[Option]) -> list[Option]:
     """Options that no other beats in kept bytes, backward peak, forward peak and seconds at once; the MOST spread ones if there are more."""
     best: list[Option] = []
     for option in sorted(found, key=lambda o: (o.extra_s, o.kept_bytes, o.backward_bytes, o.forward_bytes, o.counts)):
-        if not any(b.kept_bytes <= option.kept_bytes and b.backward_bytes <= option.backward_bytes and b.forward_bytes <= option.forward_bytes for b in best):
+        if not any(
+            b.kept_bytes <= option.kept_bytes and b.backward_bytes <= option.backward_bytes and b.forward_bytes <= option.forward_bytes for b in best
+        ):
             best.append(option)
     if len(best) <= MOST:
         return best

@@ -37,11 +37,7 @@ def live_nodes(facts: Facts, order: Order, wanted: frozenset[int] = frozenset())
         node = order[position]
         makes = facts.makes[node]
         original = first[node] == position
-        if (
-            not facts.forward[node]
-            or any(s in needed for s in makes)
-            or (original and (facts.draws[node] or any(s in facts.outputs for s in makes)))
-        ):
+        if not facts.forward[node] or any(s in needed for s in makes) or (original and (facts.draws[node] or any(s in facts.outputs for s in makes))):
             alive[position] = True
             needed.difference_update(makes)
             needed.update(facts.reads[node])

@@ -16,7 +16,7 @@ Batch = dict[str, Tensor]
 
 
 class StepwiseLSTM(nn.Module):
-    """x (B, T, D) float, labels (B, T) int64 in [0, C)  ->  cross entropy in nats, its mean over B and T, a scalar.
+    """x (T, B, D) float, labels (T, B) int64 in [0, C)  ->  cross entropy in nats, its mean over B and T, a scalar.
 
     `layers` LSTM cells a time step and a softmax of its own for each, whose losses are added up as time goes: a chain over time. States start from
     zero.
@@ -29,15 +29,15 @@ class StepwiseLSTM(nn.Module):
         self.width = width
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        zeros = torch.zeros(x.shape[0], self.width, dtype=x.dtype, device=x.device)
+        zeros = torch.zeros(x.shape[1], self.width, dtype=x.dtype, device=x.device)
         states = [(zeros, zeros)] * len(self.cells)
         loss = torch.zeros((), dtype=x.dtype, device=x.device)
-        for step, label in zip(x.unbind(1), labels.unbind(1)):
+        for step, label in zip(x, labels):
             for layer, cell in enumerate(self.cells):
                 states[layer] = cell(step, states[layer])
                 step = states[layer][0]
             loss = loss + F.cross_entropy(self.head(step), label)
-        return loss / x.shape[1]
+        return loss / x.shape[0]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _residual(depth: int, width: int, batch: int, side: int, classes: int) -> tu
 
 def _recurrent(length: int, width: int, batch: int, inputs: int, classes: int) -> tuple[nn.Module, Batch]:
     model = StepwiseLSTM(inputs=inputs, width=width, layers=4, classes=classes)
-    return model, {"x": torch.randn(batch, length, inputs), "labels": torch.randint(0, classes, (batch, length))}
+    return model, {"x": torch.randn(length, batch, inputs), "labels": torch.randint(0, classes, (length, batch))}
 
 
 def resnet_of(sizes: tuple[int, ...]) -> Workload:

@@ -106,7 +106,7 @@ class Programs:
         peak = rest.peak(planned)
         if limit is not None and peak > limit:
             raise BudgetError(
-                f"a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
+                f"{'evaluating' if name == 'evaluate' else 'a step on'} a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
                 "pass smaller batches, or plan with this one and a larger budget"
             )
         self.runs.update(allocate(Persistent(tuple(runs)), self.device))
