@@ -16,8 +16,9 @@ from packhorse.capture.update import agreement_graph, check_optimizer, check_par
 from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
-from packhorse.planning.persistent import holds_models_own
+from packhorse.planning.budget import budget_bytes
 from packhorse.planning.choose import make_plan
+from packhorse.planning.persistent import holds_models_own
 from packhorse.planning.plan import Options, Plan
 from packhorse.recompute.table import METHODS
 from packhorse.runtime.job import Job, group_structure, modes_of
@@ -66,6 +67,7 @@ def plan(
     _check_arguments(model, batch, optimizer, loss, clip_norm, num_micro_batches)
     if recompute not in ("auto", *METHODS):
         raise UserError(f"recompute={recompute!r} is no method; expected auto or one of {', '.join(METHODS)}")
+    budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
     mesh = mesh or Mesh()
     _refuse_later_parts(rank, zero_stage, host_budget, tensor_plan)
     widths = _widths(model, precision, grad_dtype)

@@ -50,3 +50,71 @@ def test_eight_budgets_from_all_to_the_least(method, model, monkeypatch):
     assert not outcome.failure
     assert [(c.held, c.exact, c.equal) for c in outcome.cells] == [(True, True, True)] * 8
     assert outcome.monotone and outcome.least_bytes < outcome.none_bytes
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1))), nn.Linear(32, 5))
+    return model, (torch.randn(64, 32),)
+
+
+def loss(output, batch):
+    return F.softmax(output, -1).square().mean()
+
+
+def test_how_a_budget_may_be_written():
+    model, given = small()
+    origin = copy.deepcopy(model)
+    none = ph.plan(origin, given, optimizer=adamw(origin.parameters()), loss=loss, recompute="none")
+    all_bytes = none.peak_bytes
+
+    def peak(budget, method="optimal"):
+        mine = copy.deepcopy(model)
+        plan = replanned(none, mine, adamw(mine.parameters()), method, budget)
+        assert plan.options.budget == budget and plan.keep_everything_bytes == all_bytes
+        return plan.peak_bytes
+
+    least = peak("minimum")
+    assert least < peak("90%") <= all_bytes * 0.9
+    assert peak("100%") == peak("6GiB") == peak(2**40) == peak(all_bytes) == peak(None) == all_bytes
+    assert peak(least) == peak(str(least)) == peak(f"{least / 1000} kB") == least
+    share = -(-10000 * least // all_bytes) / 100
+    assert least <= peak(f" {share} % ") <= all_bytes * share / 100
+    for below in (least - 1, f"{100 * (least - 1) / all_bytes:.4f}%", 0, "1B"):
+        with pytest.raises(BudgetError, match=rf"the least that works is {re.escape(format_bytes(least))} \({least} bytes\)"):
+            peak(below)
+    for method in METHODS:  # without a budget, and with "minimum", the leanest plan of the method
+        assert peak("minimum", method) == peak(None, method) or method == "optimal"
+        assert least <= peak("minimum", method) <= all_bytes
+
+
+@pytest.mark.parametrize("budget", ["-3", -3, "x%", "%", "101%", "0%", "-5%", "nan%", "inf%", True, False, 40.5, "6 GiB or so", "", "half", [6], "1e9"])
+def test_nonsense_is_refused_before_anything_is_captured(budget):
+    with pytest.raises(BudgetError, match="cannot read the budget") as refused:
+        budget_bytes(budget, 1000)
+    assert "\n" not in str(refused.value)
+
+    class Untouched(nn.Linear):
+        def forward(self, x):
+            raise AssertionError("captured")
+
+    model = Untouched(2, 2)
+    with pytest.raises(BudgetError, match="cannot read the budget"):
+        ph.plan(model, (torch.randn(2, 2),), optimizer=adamw(model.parameters()), budget=budget)
+
+
+def test_a_smaller_budget_never_costs_less_time_nor_takes_more_bytes():
+    model, given = small()
+    plain = Plain(model, [given], loss=loss)
+    least = next(plans_of(model, given, ("optimal",), loss=loss))[2]
+    budgets = [least.peak_bytes + (least.keep_everything_bytes - least.peak_bytes) * part // 11 for part in range(12)]
+    peaks, seconds = [], []
+    for budget in budgets:
+        ((_, mine, plan),) = plans_of(model, given, ("optimal",), budget=budget, loss=loss, clip_norm=1.0)
+        assert plan.peak_bytes <= budget and plan.overhead_seconds >= plan.least_overhead_seconds >= 0
+        peaks.append(plan.peak_bytes)
+        seconds.append(plan.seconds)
+        if budget in (budgets[1], budgets[6]):
+            assert_same(ph.compile(mine, plan), given, plain, str(budget))
+    assert peaks == sorted(peaks) and seconds == sorted(seconds, reverse=True)
+    assert len(set(peaks)) > 4

@@ -13,6 +13,7 @@ import packhorse as ph
 from beside_plain import METHODS, Plain, adamw, assert_as_predicted, assert_methods_like_plain, assert_same, loss_of, num_mirrors, plans_of
 from packhorse.errors import CaptureError, UserError
 from packhorse.recompute.rules import evenly
+import itertools
 
 pytestmark = pytest.mark.cpu
 
@@ -435,7 +436,7 @@ def test_nine_layers_in_five_segments():
     for n in range(1, 40):
         for k in range(1, 12):
             starts = [*evenly(list(range(n)), k), n]
-            lengths = [b - a for a, b in zip(starts, starts[1:])]
+            lengths = [b - a for a, b in itertools.pairwise(starts)]
             assert starts[0] == 0 and sum(lengths) == n and len(lengths) == min(n, k) and max(lengths) - min(lengths) <= 1
     assert_methods_like_plain(made(*(Block() for _ in range(9))), batch(16), methods=("sqrt", "recursive"))
 

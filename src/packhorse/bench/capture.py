@@ -96,6 +96,7 @@ def run(arguments: list[str], *, as_json: bool) -> int:
         raise UserError(f"bench capture: --seq-len {asked.seq_len} --batch {asked.batch}: expected 1 or more of each")
     if asked.blocks < 0 or asked.steps < 0:
         raise UserError(f"bench capture: --blocks {asked.blocks} --steps {asked.steps}: expected 0 or more of each")
+    find_size("gpt", asked.size)
     deep = []
     if asked.blocks:
         deep.append(measure_deep(f"GPT of {asked.blocks} blocks", deep_gpt, asked.blocks, 4))

@@ -7,11 +7,11 @@ import importlib
 
 from packhorse.errors import UserError
 
-NAMES = ("step", "models", "zoo", "capture", "layout", "gpu", "frontier")
+NAMES = ("step", "models", "zoo", "capture", "layout", "gpu", "frontier", "batch", "by-hand")
 
 
 def run_bench(name: str, arguments: list[str], *, as_json: bool) -> int:
     """Runs the benchmark `name` and returns its exit code. Raises UserError if there is none of that name."""
     if name not in NAMES:
         raise UserError(f"there is no benchmark {name!r}; the benchmarks are {', '.join(NAMES)}")
-    return importlib.import_module(f"packhorse.bench.{name}").run(arguments, as_json=as_json)
+    return importlib.import_module(f"packhorse.bench.{name.replace('-', '_')}").run(arguments, as_json=as_json)

@@ -14,6 +14,8 @@ import typer
 from packhorse.cli.benches import NAMES, run_bench
 from packhorse.cli.ckpt import app as ckpt_app
 from packhorse.errors import UserError
+from packhorse.reproduce import NAMES as REPRODUCTIONS
+from packhorse.reproduce import run_reproduction
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -174,6 +176,16 @@ def bench(
 ) -> None:
     """Run a benchmark. What follows NAME goes to the benchmark itself."""
     raise typer.Exit(run_bench(name, context.args, as_json=as_json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help=", ".join(REPRODUCTIONS))],
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce a paper's figures; exit code 1 if one is out of tolerance. What follows NAME goes to the reproduction itself."""
+    raise typer.Exit(run_reproduction(name, context.args, as_json=as_json))
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def _take_mark(nodes: list[Node], name: str, clone: Node) -> bool:
 
 def _renamed(node: Node, instead: dict[str, str]) -> Node:
     """The node reading, and viewing, what stands in the place of dropped clones."""
-    if instead.keys().isdisjoint(node.arg_names()) and not any([v is not None and v.base in instead for v in node.outputs]):
+    if not instead or (instead.keys().isdisjoint(node.arg_names()) and not any([v is not None and v.base in instead for v in node.outputs])):
         return node
 
     def change(name: str) -> Ref:

@@ -36,8 +36,8 @@ def into_arena(graph: Graph) -> Graph:
                 nodes.append(Node("aten.clone.default", (Ref(value.name),), (), (copy,), "forward", node.module, node.source, None, None, *mark))
                 instead[value.name] = copy.name
                 nodes[place] = replace(node, mark="", mark_name="")  # what is marked is what is kept
-    outputs = tuple(Output(instead.get(out.name, out.name), out.role, out.target) for out in graph.outputs)
-    return Graph(graph.name, graph.inputs, tuple(nodes), outputs)
+    ends = tuple(Output(instead.get(out.name, out.name), out.role, out.target) for out in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(nodes), ends)
 
 
 def _taken_over(graph: Graph, waiting: set[str]) -> set[str]:

@@ -26,10 +26,10 @@ def verify(graph: Graph) -> None:
                 raise CheckError(f"{where}: %{value.name} views %{value.base}, which is not defined above it")
             if root.base is not None:
                 raise CheckError(f"{where}: %{value.name} views %{value.base}, itself a view; `base` names the root")
-            if value.offset < 0 or (value.extent_bytes and value.offset + value.extent_bytes > root.extent_bytes):
+            extent = value.extent_bytes
+            if value.offset < 0 or (extent and value.offset + extent > root.extent_bytes):
                 raise CheckError(
-                    f"{where}: %{value.name} covers bytes [{value.offset}, {value.offset + value.extent_bytes}) of %{value.base}, "
-                    f"which has {root.extent_bytes}"
+                    f"{where}: %{value.name} covers bytes [{value.offset}, {value.offset + extent}) of %{value.base}, which has {root.extent_bytes}"
                 )
         elif value.offset != 0:
             raise CheckError(f"{where}: %{value.name} owns its storage but starts at byte {value.offset}")

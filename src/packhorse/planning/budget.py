@@ -31,25 +31,40 @@ def budget_bytes(budget: int | str | None, keep_everything: int) -> int | None:
 
 
 def too_small(plan: Plan, limit: int, others: dict[str, int]) -> BudgetError:
-    """The error for a budget of `limit` bytes that the leanest plan of the method exceeds. others: method -> the least that works with it."""
+    """The error for a budget of `limit` bytes that the leanest plan of the method exceeds. others: method -> peak of its plan within the limit."""
     from packhorse.planning.ledger import ledger_of
 
     ledger = ledger_of(plan)
     alive = "; ".join(f"{format_bytes(row.num_bytes)} {row.name} ({row.place})" for row in ledger.alive[:10])
-    rest = plan.arena_bytes + plan.external_bytes
     states = sum(run.num_bytes for run in plan.persistent.runs if run.kind == "optimizer states")
-    changes = [f"recompute={method!r} fits in {format_bytes(least)}" for method, least in others.items() if least <= limit]
+    changes = [f"recompute={method!r}, which needs {format_bytes(peak)}" for method, peak in others.items()]
     if states and plan.peak_bytes - states <= limit:
-        changes.append(f"an optimizer without states saves {format_bytes(states)}, which is enough")
-    parts = next((k for k in (2, 4, 8, 16, 32, 64) if plan.persistent_bytes + rest / k <= limit), None)
+        changes.append(f"an optimizer without states, which saves {format_bytes(states)}")
+    fits = f"the nearest changes that fit: {'; '.join(changes)}" if changes else ""
+    parts = _fewer_samples(plan, limit)
     if parts is not None:
-        changes.append(f"a micro-batch of 1/{parts} of the samples (num_micro_batches={parts * plan.options.num_micro_batches}) needs about ")
-        changes[-1] += format_bytes(plan.persistent_bytes + rest // parts)
-    if not changes:
-        changes.append("the parameters, gradients and optimizer states alone leave too little: a smaller model, or states in fewer bits")
+        fits += f"{'; ' if fits else ''}by estimate num_micro_batches={parts * plan.options.num_micro_batches} with 1/{parts} of the samples in each"
+    if not fits:
+        fits = "no nearer change fits: take a smaller model or shorter samples, or an optimizer with fewer states"
     return BudgetError(
         f"the budget of {format_bytes(limit)} ({limit} bytes) is too small: with recompute={plan.options.recompute!r} the least that works is "
         f"{format_bytes(plan.peak_bytes)} ({plan.peak_bytes} bytes), of which {format_bytes(plan.persistent_bytes)} are parameters, gradients, "
-        f"optimizer states and buffers; the peak is at {ledger.instant}, where these are alive: {alive}; the nearest changes that fit: "
-        f"{'; '.join(changes)}; or raise the budget"
+        f"optimizer states and buffers; the peak is at {ledger.instant}, where these are alive: {alive}; {fits}; or raise the budget"
     )
+
+
+def _fewer_samples(plan: Plan, limit: int) -> int | None:
+    """In how many equal parts the samples of a micro-batch may have to be divided to fit; None if even single samples are too many.
+
+    An estimate: what is not persistent shrinks with the samples, but for saved random states and, as gradients are added up, one gradient.
+    """
+    first = plan.programs["first"]
+    leading = {given.value.shape[0] for given in first.graph.inputs if given.role == "batch" and given.value.shape}
+    if len(leading) != 1:
+        return None
+    samples = leading.pop()
+    gradients = [slot.value.extent_bytes for run in plan.persistent.runs if run.kind == "gradients" for slot in run.slots]
+    fixed = max(gradients, default=0) + sum(s.size for s in first.placement.storages if s.name.startswith(".state"))
+    shrinks = max(0, plan.peak_bytes - plan.persistent_bytes - fixed)
+    fitting = (k for k in range(2, samples + 1) if samples % k == 0 and plan.persistent_bytes + fixed + shrinks // k <= limit)
+    return next(fitting, None)

@@ -5,11 +5,12 @@ not depend on the budget, a smaller budget never gives a higher peak.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from packhorse.device.device import Device
-from packhorse.errors import UserError
+from packhorse.errors import BudgetError, UserError
 from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
 from packhorse.planning.budget import budget_bytes, too_small
@@ -98,12 +99,6 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     return Chosen(plan_graph(_graph(leanest), persistent, options), everything, plain.seconds, None)
 
 
-def least_peak(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, method: str) -> int:
-    """The least that a step needs with another method, as simulated."""
-    facts = _facts(graph, persistent, options, device)
-    return min(rest.peak(_measured(facts, order)) for order in METHODS[method](facts, None))
-
-
 def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None) -> Plan:
     """The plan of a step, judged against the budget.
 
@@ -115,12 +110,12 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
     rest = Rest(persistent.num_bytes)
     for planned in programs.values():
         rest = rest.along(planned)
-    everything, others = 0, rest
+    everything = 0
     seconds, bounds = sum(planned.seconds(device) for planned in programs.values()), []
     for name in MICRO:
         if name not in graphs:
             continue
-        chosen = choose(graphs[name], persistent, options, device, rest, lambda all_bytes: budget_bytes(options.budget, max(everything, all_bytes)))
+        chosen = choose(graphs[name], persistent, options, device, rest, partial(_limit, options.budget, everything))
         everything = max(everything, chosen.keep_everything_bytes)
         times = options.num_micro_batches - 1 if name == "next" else 1
         seconds += times * chosen.keep_everything_seconds
@@ -131,13 +126,23 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
     plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, job)
     limit = budget_bytes(options.budget, everything)
     if limit is not None and plan.peak_bytes > limit:
-        best = (
-            {}
-            if options.recompute in ("auto", "optimal")
-            else {"optimal": least_peak(graphs["first"], persistent, options, device, others, "optimal")}
-        )
-        raise too_small(plan, limit, best)
+        raise too_small(plan, limit, _optimal_within(limit, graphs, persistent, options, device))
     return plan
+
+
+def _limit(budget: int | str | None, known: int, everything: int) -> int | None:
+    """Bytes of a budget, where a share is one of the larger keep-everything peak: of this program or of those before it."""
+    return budget_bytes(budget, max(known, everything))
+
+
+def _optimal_within(limit: int, graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device) -> dict[str, int]:
+    """What the optimal plan within the limit needs, by its name; nothing if there is none, or if it is what was asked for."""
+    if options.recompute in ("auto", "optimal"):
+        return {}
+    try:
+        return {"optimal": make_plan(graphs, persistent, replace(options, recompute="optimal", budget=limit), device).peak_bytes}
+    except BudgetError:
+        return {}
 
 
 def _facts(graph: Graph, persistent: Persistent, options: Options, device: Device) -> Facts:

@@ -8,6 +8,7 @@ several layers) several do, and the planner counts what each cut adds to the one
 from dataclasses import dataclass
 
 from packhorse.recompute.facts import Facts
+import itertools
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def blocks_of(facts: Facts, at: Crossings, places: list[int]) -> list[Block]:
     """
     edges = [*places, len(at.forward)]
     block_of: dict[int, int] = {}
-    for b, (start, end) in enumerate(zip(edges, edges[1:])):
+    for b, (start, end) in enumerate(itertools.pairwise(edges)):
         block_of.update((node, b) for node in at.forward[start:end])
     using: dict[int, set[int]] = {}
     for node, b in block_of.items():
@@ -111,4 +112,4 @@ def blocks_of(facts: Facts, at: Crossings, places: list[int]) -> list[Block]:
                 if behind:
                     reached = min(reached, max(behind))
         backward[reached].append(node)
-    return [Block(at.forward[a:b], tuple(backward[k]), at.crossing[a] if a else frozenset()) for k, (a, b) in enumerate(zip(edges, edges[1:]))]
+    return [Block(at.forward[a:b], tuple(backward[k]), at.crossing[a] if a else frozenset()) for k, (a, b) in enumerate(itertools.pairwise(edges))]

@@ -65,7 +65,9 @@ def facts_of(graph: Graph, places: Places, seconds: list[float], in_place: bool 
     placement = place(graph, places, in_place)
     homes, values = placement.homes, graph.values
     numbers: dict[str, int] = {}
-    maker, sizes, space = [], [], []
+    maker: list[int] = []
+    sizes: list[int] = []
+    space: list[int] = []
     makes: list[tuple[int, ...]] = []
     for index, node in enumerate(graph.nodes):
         made = []

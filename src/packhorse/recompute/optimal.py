@@ -20,6 +20,7 @@ from packhorse.recompute.recursive import recursive
 from packhorse.recompute.rules import blocks as by_blocks
 from packhorse.recompute.rules import cheap, sqrt_n
 from packhorse.recompute.simulate import bytes_of
+import itertools
 
 # Steps into which a range of bytes is divided: the keep-everything peak, half of it, a quarter, ... Where more is kept, more roundings add up.
 SLOTS = (1024, 1024, 1024, 512, 256, 256)
@@ -92,7 +93,7 @@ class _Curve:
         changes = []
         for k, kind in enumerate(self.kinds):
             hull = self.hulls[kind]
-            changes += [(_slope(a, b), k, step) for step, (a, b) in enumerate(zip(hull, hull[1:]))]
+            changes += [(_slope(a, b), k, step) for step, (a, b) in enumerate(itertools.pairwise(hull))]
         held = [0] * len(self.blocks)
         found = []
         for _, k, step in sorted(changes):
@@ -183,9 +184,13 @@ def chain_of(facts: Facts, blocks: list[Block], choices: list[Choices], kinds: l
 
     n = len(blocks)
     weights = np.zeros((n + 1, n + 1), dtype=np.int64)
-    for i in range(n):
-        for k in range(i + 1, n):
-            weights[i, k] = count(sum(facts.sizes[s] for s in blocks[k].crossing - blocks[i].crossing))
+    first: dict[int, int] = {}  # storage -> the first cut that it crosses
+    for k in range(1, n):
+        by_first = np.zeros(n + 1)
+        for s in blocks[k].crossing:
+            by_first[first.setdefault(s, k)] += facts.sizes[s]
+        # the cut before k adds to the one before i what crosses no cut up to i
+        weights[:k, k] = np.rint(by_first[::-1].cumsum()[::-1][1 : k + 1] / unit)
     gradients = [count(sum(facts.sizes[s] for s in b.crossing)) for b in blocks] + [0]
     links = []
     for kind, choice in zip(kinds, choices):

@@ -8,6 +8,7 @@ from math import ceil
 from packhorse.recompute.cuts import Crossings, crossings, cut_places
 from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order, order_of
+import itertools
 
 KEPT = (1, 2, 3, 5, 8)  # values of k that are tried
 
@@ -39,7 +40,7 @@ def recursive_counts(facts: Facts, at: Crossings, places: list[int], kept: int) 
                 if facts.maker[s] not in held:
                     held.add(facts.maker[s])
                     counts[facts.maker[s]] = level
-        for a, b in zip(bounds, bounds[1:]):
+        for a, b in itertools.pairwise(bounds):
             divide(a, b, level + 1)
 
     divide(0, len(places), 0)
