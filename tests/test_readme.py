@@ -71,3 +71,16 @@ def test_the_recipe_in_sixteen_bits():
     for _ in range(3):
         step(batch)
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), model.parameters()))
+
+
+def test_a_budget_in_bytes():
+    from packhorse.models.gpt import GPT
+
+    torch.manual_seed(0)
+    model = GPT(vocab=64, layers=4, width=32, heads=2, seq_len=64)
+    ids = torch.randint(0, 64, (8, 64))
+    names = {"ph": ph, "model": model, "batch": {"ids": ids, "labels": ids.roll(-1, 1)}, "optimizer": torch.optim.AdamW(model.parameters())}
+    exec(block('budget="60%"'), names)
+    plan = names["plan"]
+    assert plan.peak_bytes <= 0.6 * plan.keep_everything_bytes
+    assert plan.overhead_seconds > 0

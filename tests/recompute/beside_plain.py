@@ -1,4 +1,4 @@
-"""A step with recomputation beside plain PyTorch's: every bit of losses, gradients, parameters, buffers and random states, and every byte as predicted."""
+"""A step with recomputation beside plain PyTorch's: every bit of losses, gradients, parameters, buffers, random states; every byte as predicted."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -103,7 +103,10 @@ def plans_of(model: torch.nn.Module, batch: Any, methods=METHODS, budget: Any = 
 
 
 def assert_methods_like_plain(model, batch, *, methods=METHODS, steps=3, mirrors=True, clip_norm=1.0, **options) -> dict[str, Plan]:
-    """Every method's leanest plan takes the steps that plain PyTorch takes. batch: one micro-batch, or a list of them. mirrors: each recomputes something."""
+    """Every method's leanest plan takes the steps that plain PyTorch takes.
+
+    batch: one micro-batch, or a list of them. mirrors: each plan recomputes something. Returns the plans by method.
+    """
     given = {key: option for key, option in options.items() if key in ("loss", "precision")}
     plain = Plain(model, batch if isinstance(batch, list) else [batch], clip_norm=clip_norm, steps=steps, **given)
     found = {}

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import packhorse as ph
-from beside_plain import METHODS, Plain, adamw, assert_same, plans_of
+from beside_plain import METHODS, Plain, adamw, assert_same
 from packhorse.bench.cells import DenseNet, Mixture, Model, UNet, attempt
 from packhorse.bench.replan import replanned
-from packhorse.errors import BudgetError, UserError
+from packhorse.errors import BudgetError
 from packhorse.models.gpt import GPT
 from packhorse.models.lstm import LSTM
 from packhorse.models.resnet import equal_stages
@@ -62,7 +62,8 @@ def loss(output, batch):
     return F.softmax(output, -1).square().mean()
 
 
-def test_how_a_budget_may_be_written():
+def test_how_a_budget_may_be_written(monkeypatch):
+    monkeypatch.setattr("packhorse.recompute.improve.NODES_LOOKED_AT", 0)
     model, given = small()
     origin = copy.deepcopy(model)
     none = ph.plan(origin, given, optimizer=adamw(origin.parameters()), loss=loss, recompute="none")
@@ -85,10 +86,10 @@ def test_how_a_budget_may_be_written():
             peak(below)
     for method in METHODS:  # without a budget, and with "minimum", the leanest plan of the method
         assert peak("minimum", method) == peak(None, method) or method == "optimal"
-        assert least <= peak("minimum", method) <= all_bytes
+        assert least <= peak("minimum", method)
 
 
-@pytest.mark.parametrize("budget", ["-3", -3, "x%", "%", "101%", "0%", "-5%", "nan%", "inf%", True, False, 40.5, "6 GiB or so", "", "half", [6], "1e9"])
+@pytest.mark.parametrize("budget", ["-3", -3, "x%", "%", "101%", "0%", "-5%", "nan%", "inf%", True, False, 40.5, "6 GiB or so", "", [6], "1e9"])
 def test_nonsense_is_refused_before_anything_is_captured(budget):
     with pytest.raises(BudgetError, match="cannot read the budget") as refused:
         budget_bytes(budget, 1000)
@@ -103,18 +104,22 @@ def test_nonsense_is_refused_before_anything_is_captured(budget):
         ph.plan(model, (torch.randn(2, 2),), optimizer=adamw(model.parameters()), budget=budget)
 
 
-def test_a_smaller_budget_never_costs_less_time_nor_takes_more_bytes():
+def test_a_smaller_budget_never_costs_less_time_nor_takes_more_bytes(monkeypatch):
+    monkeypatch.setattr("packhorse.recompute.improve.NODES_LOOKED_AT", 5_000)
     model, given = small()
-    plain = Plain(model, [given], loss=loss)
-    least = next(plans_of(model, given, ("optimal",), loss=loss))[2]
-    budgets = [least.peak_bytes + (least.keep_everything_bytes - least.peak_bytes) * part // 11 for part in range(12)]
+    plain, origin = Plain(model, [given], loss=loss), copy.deepcopy(model)
+    none = ph.plan(origin, given, optimizer=adamw(origin.parameters()), loss=loss, clip_norm=1.0, recompute="none")
+    mine = copy.deepcopy(model)
+    least = replanned(none, mine, adamw(mine.parameters()), "optimal", "minimum").peak_bytes
     peaks, seconds = [], []
-    for budget in budgets:
-        ((_, mine, plan),) = plans_of(model, given, ("optimal",), budget=budget, loss=loss, clip_norm=1.0)
+    for part in range(8):
+        budget = least + (none.peak_bytes - least) * part // 7
+        mine = copy.deepcopy(model)
+        plan = replanned(none, mine, adamw(mine.parameters()), "optimal", budget)
         assert plan.peak_bytes <= budget and plan.overhead_seconds >= plan.least_overhead_seconds >= 0
         peaks.append(plan.peak_bytes)
         seconds.append(plan.seconds)
-        if budget in (budgets[1], budgets[6]):
+        if part in (0, 3):
             assert_same(ph.compile(mine, plan), given, plain, str(budget))
     assert peaks == sorted(peaks) and seconds == sorted(seconds, reverse=True)
-    assert len(set(peaks)) > 4
+    assert len(set(peaks)) > 3

@@ -1,8 +1,8 @@
 """Cuts of a forward pass, by hand."""
 
 import pytest
-from chain_graphs import facts, node, uniform_chain
 
+from chain_graphs import facts, node, uniform_chain
 from packhorse.graph.ir import Graph, Input, Output, Value
 from packhorse.recompute.cuts import blocks_of, crossings, cut_places
 from packhorse.recompute.rules import evenly

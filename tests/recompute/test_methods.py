@@ -4,10 +4,10 @@ from math import ceil, log2, sqrt
 
 import numpy as np
 import pytest
-from chain_graphs import PLACES, facts, uniform_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chain_graphs import PLACES, facts, uniform_chain
 from packhorse.bench.random_graphs import random_graph
 from packhorse.errors import UserError
 from packhorse.recompute.bound import least_extra_seconds

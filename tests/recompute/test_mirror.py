@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from chain_graphs import facts, node, uniform_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import packhorse as ph
+from chain_graphs import facts, node, uniform_chain
 from packhorse.capture.capture import capture
 from packhorse.graph.ir import Graph, Input, Output, Value
 from packhorse.graph.verify import verify

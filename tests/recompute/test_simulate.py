@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from chain_graphs import facts, uniform_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from chain_graphs import facts, uniform_chain
 from packhorse.capture.capture import capture
 from packhorse.capture.flat_storage import Widths, flat_storage
 from packhorse.models.gpt import GPT

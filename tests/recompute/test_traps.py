@@ -1,8 +1,9 @@
-"""What recomputation gets wrong elsewhere, each trap with plain PyTorch's own result beside it: losses, gradients, parameters, buffers, random states."""
+"""What recomputation gets wrong elsewhere, each trap with plain PyTorch's own result beside it."""
 
 import copy
-import json
+import itertools
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,8 +13,13 @@ import torch.nn.functional as F
 import packhorse as ph
 from beside_plain import METHODS, Plain, adamw, assert_as_predicted, assert_methods_like_plain, assert_same, loss_of, num_mirrors, plans_of
 from packhorse.errors import CaptureError, UserError
+from packhorse.graph.text import parse_graph
+from packhorse.graph.verify import verify
+from packhorse.recompute.facts import facts_of
+from packhorse.recompute.mirror import replay
 from packhorse.recompute.rules import evenly
-import itertools
+from packhorse.recompute.simulate import bytes_of
+from packhorse.recompute.table import METHODS as METHODS_BY_NAME
 
 pytestmark = pytest.mark.cpu
 
@@ -111,7 +117,7 @@ def test_several_micro_batches_move_statistics_once_each():
 
 
 class Codebook(nn.Module):
-    """Vector quantisation with a codebook that is a moving average, and a counter: buffers that a forward changes and reads (van den Oord et al. 2017)."""
+    """A codebook that is a moving average (van den Oord et al. 2017), and a counter: buffers that a forward changes and reads."""
 
     def __init__(self, width: int = WIDTH, codes: int = 6):
         super().__init__()
@@ -231,7 +237,7 @@ def test_generators_of_the_model_are_wound_back_and_forward_again():
         plan = ph.plan(mine, batch(), optimizer=adamw(mine.parameters()), recompute=method, budget="minimum")
         again |= {n.generator for n in plan.programs["first"].graph.nodes if n.phase == "recompute" and "state" in dict(n.kwargs)}
         step = ph.compile(mine, plan)
-        got, then = steps(mine, lambda _: step(batch()).item())
+        got, then = steps(mine, lambda _, step=step: step(batch()).item())
         assert got == wanted, method
         assert all(torch.equal(a, b) for a, b in zip(after, then, strict=True)), method
         assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), mine.parameters()))
@@ -645,3 +651,23 @@ def test_nan_is_traced_through_mirrors():
     found = step.trace_nonfinite(broken)
     assert "aten.sqrt" in found and "blocks.1" in found and torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_graph_in_which_nothing_has_bytes():
+    """A knapsack of nothing: every method answers, and there is nothing to gain."""
+    lines = ['input %x: f32[0] = batch "x"', 'input %w: f32[0] = param "w"']
+    names = ["x", *(f"v{k}" for k in range(6))]
+    lines += [f"%{b}: f32[0] = aten.tanh.default(%{a})  # forward" for a, b in pairwise(names)]
+    lines += [f"%g{k}: f32[0] = aten.mul.Tensor(%v{k}, %w)  # backward" for k in reversed(range(6))]
+    lines += ['output %g0 = grad "w"']
+    graph = parse_graph("graph g\n" + "\n".join(lines) + "\n")
+    verify(graph)
+    facts = facts_of(graph, {("param", "w"): ("p", 0, (1,)), ("grad", "w"): ("g", 0, (1,))}, [0.0] * len(graph.nodes))
+    assert set(facts.sizes) == {0}
+    for name, method in METHODS_BY_NAME.items():
+        for limit in (None, 0, 100):
+            orders = method(facts, limit)
+            assert orders or name == "milp", name
+            for order in orders:
+                verify(replay(graph, order))
+                assert bytes_of(facts, order).peak == 0

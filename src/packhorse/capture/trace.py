@@ -216,8 +216,9 @@ def _explain(error: BaseException, module: str | None, in_loss: bool) -> str:
         )
     if "mirrored meta" in text:  # what torch says of backward() on its fake tensors
         return (
-            f"the training step cannot be captured: {place}, the code calls backward(), and a step runs the backward pass of the loss itself, once; return "
-            "the loss instead (the sum of several, if there are several); gradients that belong to the loss are torch.autograd.grad(..., create_graph=True)"
+            f"the training step cannot be captured: {place}, the code calls backward(), and a step runs the backward pass of the loss itself, once; "
+            "return the loss instead (the sum of several, if there are several); gradients that belong to the loss are "
+            "torch.autograd.grad(..., create_graph=True)"
         )
     if in_loss:
         said = f"the loss function raised {kind}{f' at {line}' if line else ''}: {text}; it is called as loss(output, batch)"

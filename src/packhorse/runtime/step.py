@@ -316,7 +316,8 @@ def _no_second_backward(*_: Any, **__: Any) -> None:
     """backward() of the loss that a step returns: it has no graph."""
     raise UserError(
         "loss.backward(): step(batch) has run the forward pass, the backward pass and the update, and no graph is kept to go through once more; "
-        "step.grads() are the gradients; what else is to be trained on belongs into the loss (packhorse.plan(..., loss=)), more batches into micro-batches"
+        "step.grads() are the gradients; what else is to be trained on belongs into the loss (packhorse.plan(..., loss=)), more batches into "
+        "micro-batches"
     )
 
 
