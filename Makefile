@@ -25,7 +25,7 @@ demo: $(STAMP)
 test: $(STAMP) $(PRETRAINED)
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto
 
 gpu-check: $(STAMP)
 	$(BIN)/packhorse bench gpu

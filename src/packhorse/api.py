@@ -58,8 +58,10 @@ def plan(
     clip_norm: largest global 2-norm of the gradients.
     recompute: what is computed again in the backward pass, a name of recompute/table.py: "none", "cheap", "sqrt", "chen", "recursive", "blocks",
     "optimal", "milp"; "auto" is "optimal". budget: of the whole step's peak, as bytes, "6GiB", "40%" of the keep-everything peak, or "minimum", the
-    least of the method; of several plans that meet it the fastest is taken. None: "auto" and "optimal" keep everything, the others take their leanest plan.
-    device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
+    least of the method; of several plans that meet it the fastest is taken. None: "auto" and "optimal" keep everything, the others take
+    their leanest plan.
+    device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
+    along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
 
     Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.

@@ -19,6 +19,12 @@ from packhorse.errors import BudgetError, UserError
 pytestmark = pytest.mark.cpu
 
 
+@pytest.fixture(autouse=True)
+def shorter_search(monkeypatch):
+    """Other proposals of `optimal`, judged alike."""
+    monkeypatch.setattr("packhorse.recompute.improve.NODES_LOOKED_AT", 5_000)
+
+
 class Layer(nn.Module):
     def __init__(self, width: int = 32):
         super().__init__()
@@ -44,7 +50,7 @@ def batch(rows: int = 64) -> dict:
     return {"x": torch.randn(rows, 32, generator=g), "y": torch.randint(0, 5, (rows,), generator=g)}
 
 
-def model(layers: int = 4) -> Net:
+def model(layers: int = 3) -> Net:
     torch.manual_seed(0)
     return Net(layers)
 
@@ -75,7 +81,7 @@ def test_what_is_said_of_a_budget_below_the_least_is_true(method, share):
     alive = re.findall(r"([\d.]+) (KiB|B) %(\S+) \((?:forward|backward|recompute) ", said)
     assert len(alive) >= 5
     for number, unit, name in alive:
-        assert float(number) * (1024 if unit == "KiB" else 1) == values[name].extent_bytes
+        assert float(number) * (1024 if unit == "KiB" else 1) == pytest.approx(values[name].extent_bytes, abs=1)
     assert "blocks" not in said or "layers." in said
 
     # what is said to fit does
@@ -101,8 +107,7 @@ def test_nothing_is_promised_where_parameters_and_states_alone_are_too_much():
     assert "no nearer change fits" in said and "which needs" not in said and "num_micro_batches" not in said
 
 
-def test_no_method_exceeds_its_budget_silently(monkeypatch):
-    monkeypatch.setattr("packhorse.recompute.improve.NODES_LOOKED_AT", 0)
+def test_no_method_exceeds_its_budget_silently():
     origin = model(2)
     none = ph.plan(origin, batch(), optimizer=adamw(origin.parameters()), recompute="none")
     least = {}
@@ -124,7 +129,7 @@ def test_no_method_exceeds_its_budget_silently(monkeypatch):
 
 
 def test_an_unknown_method_and_milp_on_a_large_graph():
-    mine = model()
+    mine = model(8)
     with pytest.raises(UserError, match=r"recompute='sqr' is no method; expected auto or one of none, cheap, sqrt, chen"):
         ph.plan(mine, batch(), optimizer=adamw(mine.parameters()), recompute="sqr")
     with pytest.raises(UserError, match=r"recompute='milp' .* nodes, expected 60 at most; take recompute='optimal'") as error:

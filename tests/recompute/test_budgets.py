@@ -33,8 +33,8 @@ def images(rows: int, side: int):
 CELLS = [
     ("optimal", Model("ResNet", lambda: equal_stages(8, classes=10, width=4), images(2, 32))),
     ("optimal", Model("LSTM", lambda: LSTM(vocab=64, layers=1, width=16, dropout=0.1), pairs(4, 6))),
-    ("recursive", Model("GPT", lambda: GPT(vocab=64, layers=3, width=32, heads=4, seq_len=16, dropout=0.1), pairs(4, 16))),
-    ("optimal", Model("U-Net", lambda: UNet(4, 2), images(2, 16))),
+    ("recursive", Model("GPT", lambda: GPT(vocab=64, layers=2, width=32, heads=4, seq_len=16, dropout=0.1), pairs(4, 16))),
+    ("optimal", Model("U-Net", lambda: UNet(4, 1), images(2, 16))),
     ("chen", Model("DenseNet", lambda: DenseNet(2, 3, 8), images(2, 16))),
     ("optimal", Model("mixture of experts", lambda: Mixture(layers=1, tokens=32), pairs(2, 16))),
 ]

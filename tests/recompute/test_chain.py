@@ -20,7 +20,8 @@ def uniform(n: int, slots: int) -> Chain:
 
 
 def binomial(n: int, slots: int) -> int:
-    """Fewest steps that are run forward besides the last run of each: r n - C(slots + r, r - 1), where C(slots + r - 1, slots) < n <= C(slots + r, slots).
+    """Fewest steps that are run forward besides the last run of each: r n - C(slots + r, r - 1), where C(slots + r - 1, slots) < n <=
+    C(slots + r, slots).
 
     Griewank and Walther 2000, ACM TOMS 26(1), proposition 1. slots: stored states, the initial one among them.
     """

@@ -146,10 +146,10 @@ def test_buffers_that_a_forward_changes_are_written_once():
 
 def test_every_draw_is_made_again_bit_for_bit():
     torch.manual_seed(0)
-    assert_methods_like_plain(EveryDraw(), batch(), methods=("cheap", "blocks", "recursive"))
+    assert_methods_like_plain(EveryDraw(), batch(), methods=("cheap", "recursive"))
 
 
-@pytest.mark.parametrize("precision, methods", [("fp32", METHODS[1:]), ("bf16", ("cheap", "optimal")), ("fp16", ("recursive", "blocks"))])
+@pytest.mark.parametrize("precision, methods", [("fp32", ("sqrt", "chen")), ("bf16", ("cheap", "optimal")), ("fp16", ("recursive", "blocks"))])
 def test_draws_over_several_micro_batches_in_every_precision(precision, methods):
     micros = [batch(seed=seed) for seed in range(3)]
     model = made(Block(), Call(lambda h: h * torch.empty_like(h).bernoulli_(0.5)), Block(), Call(lambda h: F.gumbel_softmax(h) + torch.rand_like(h)))

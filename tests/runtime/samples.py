@@ -153,4 +153,5 @@ SPECIAL = {
     "aten._slow_conv2d_backward.output_mask": lambda: (g(2, 5, 8, 8), g(2, 3, 8, 8), g(5, 3, 3, 3), [3, 3], [1, 1], [1, 1], [True, True, True]),
     "aten.avg_pool2d.default": lambda: (g(2, 3, 8, 8), [2, 2], [2, 2]),
     "aten._native_batch_norm_legit_functional.default": lambda: (g(4, 3, 8, 8), p(3), g(3), g(3), p(3), True, 0.1, 1e-5),
+    "aten._native_batch_norm_legit.no_stats": lambda: (g(4, 3, 8, 8), p(3), g(3), True, 0.1, 1e-5),
 }

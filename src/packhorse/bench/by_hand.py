@@ -23,7 +23,7 @@ from torch import Tensor
 
 import packhorse
 from packhorse.bench.chains import WORKLOADS, Chain, Workload, gpt_chain, resnet_chain
-from packhorse.bench.frontier import Contestant, race, flops_of
+from packhorse.bench.frontier import Contestant, flops_of, race
 from packhorse.bench.frontier import Row as Named
 from packhorse.bench.recompute_rivals import Forward, every, walking
 from packhorse.bench.step import allocator_peak, write_between
@@ -58,7 +58,8 @@ MODELS = {
 @dataclass(frozen=True)
 class Row:
     """One model. *_cpu_s: a step's CPU seconds; ratio: ours over by hand. *_bytes: of a step without parameters, gradients and optimizer states;
-    ours with what kernels use besides the plan. *_flops: recomputed. equal, hand_equal: against plain PyTorch, "yes", "no" or "buffers differ". exact:
+    ours with what kernels use besides the plan. *_flops: recomputed. equal, hand_equal: against plain PyTorch, "yes", "no" or "buffers
+    differ". exact:
     the whole step's peak was measured as predicted.
     """
 
@@ -77,7 +78,7 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Fast enough, exact, the bits of plain PyTorch, and no less recomputed than a plan of whole blocks has to."""
+        """Fast enough, exact, and the bits of plain PyTorch (by hand, but for the running statistics that checkpointing counts twice)."""
         return self.ratio <= MOST and self.exact and self.equal == "yes" and self.hand_equal != "no"
 
 
@@ -159,10 +160,13 @@ def measure(name: str, workload: Workload, rounds: int) -> Row:
     hand_bytes = allocator_peak(hand)
     entered = [Contestant(Named("", label), run) for label, run in (("eager", eager), ("hand", hand), ("ours", lambda: step(batch)))]
     times = race(entered, rounds)
+    medians = [statistics.median(seconds) for seconds in times]
     return Row(
-        name,
-        *(statistics.median(seconds) for seconds in times),
-        ratio=statistics.median(mine / theirs for mine, theirs in zip(times[2], times[1])),
+        name=name,
+        eager_cpu_s=medians[0],
+        hand_cpu_s=medians[1],
+        ours_cpu_s=medians[2],
+        ratio=statistics.median(ours_s / hand_s for ours_s, hand_s in zip(times[2], times[1])),
         hand_bytes=hand_bytes,
         ours_bytes=measured["arena"] + measured["external"] + ledger.outside_bytes,
         hand_flops=hand_flops,

@@ -1,6 +1,7 @@
 """A pass: results that kernels allocate themselves and that wait for the backward pass move into planned memory.
 
-A kernel's own memory and the arena have their peaks at different instants, and a step needs both. A copy costs a pass over the bytes, and then one arena
+A kernel's own memory and the arena have their peaks at different instants, and a step needs both. A copy costs a pass over the bytes, and
+then one arena
 serves all that waits: where a budget is tight, that is worth it (convolutions, whose results make up half of what a CNN keeps).
 """
 
@@ -12,7 +13,8 @@ from packhorse.graph.saved import saved_storages
 
 
 def into_arena(graph: Graph) -> Graph:
-    """The graph with a copy behind each forward node whose kernel allocates, of those results that the backward pass reads or whose bytes pass to such."""
+    """The graph with a copy behind each forward node whose kernel allocates, of those results that the backward pass reads or whose bytes
+    pass to such."""
     waiting = set(saved_storages(graph))
     waiting |= _taken_over(graph, waiting)
     instead: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """Graphs -> Plan: methods of recomputation propose, the exact layout judges. A pure function of the graphs and the options. No torch.
 
-Proposals are ranked by their seconds; their bytes are simulated, and the one that is taken is laid out: a plan never exceeds its budget. As proposals do
+Proposals are ranked by their seconds; their bytes are simulated, and the one that is taken is laid out: a plan never exceeds its budget.
+As proposals do
 not depend on the budget, a smaller budget never gives a higher peak.
 """
 
@@ -56,7 +57,8 @@ class Rest:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The plan of one program. keep_everything_bytes: peak of the step with this program as it was captured; keep_everything_seconds: of this program."""
+    """The plan of one program. keep_everything_bytes: peak of the step with this program as it was captured; keep_everything_seconds: of
+    this program."""
 
     planned: GraphPlan
     keep_everything_bytes: int
@@ -65,7 +67,8 @@ class Chosen:
 
 
 def choose(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, limit: Callable[[int], int | None]) -> Chosen:
-    """The fastest plan of one micro-batch's graph within the limit, else the leanest; without a limit the leanest of the method (of "auto" and "optimal" the fastest).
+    """The fastest plan of one micro-batch's graph within the limit, else the leanest; without a limit the leanest of the method (of "auto"
+    and "optimal" the fastest).
 
     limit: what the whole step may take, of what it takes when everything is kept.
     """
@@ -167,7 +170,9 @@ def _check_marks(facts: Facts) -> None:
             node = facts.graph.nodes[index]
             name = f" {node.mark_name!r}" if node.mark_name else ""
             raise UserError(
-                f"ph.{node.mark}{name} in module {node.module or '(outermost)'!r} at {node.source or 'an unknown line'} marks a value that the backward "
-                f"pass does not read (the result of {node.op}), so there is nothing to keep or to drop; mark what its consumer saves (its input or its "
+                f"ph.{node.mark}{name} in module {node.module or '(outermost)'!r} at "
+                f"{node.source or 'an unknown line'} marks a value that the backward "
+                f"pass does not read (the result of {node.op}), so there is nothing to keep or to drop; mark what its "
+                f"consumer saves (its input or its "
                 "output: packhorse explain CONFIG --stage plan lists what is saved), or take the mark away"
             )

@@ -1,7 +1,8 @@
 """The optimal plan for a chain of blocks under a number of bytes: a dynamic program with nesting. No graph here: bytes and seconds in, decisions out.
 
 Rotor (Beaumont et al. 2019, arXiv:1911.13214): going forward, a block either keeps what its backward run needs (in one of several ways: Rockmate,
-Zhao et al. 2023, arXiv:2307.01236), and the rest of the chain is solved with what is left; or the chain runs forward from block i to some k keeping nothing in
+Zhao et al. 2023, arXiv:2307.01236), and the rest of the chain is solved with what is left; or the chain runs forward from block i to some
+k keeping nothing in
 between, keeps what crosses the cut before k, solves k .. j, and then solves i .. k anew. With unit costs, one slot a cut and no
 options but one this is the binomial checkpointing of Griewank and Walther (2000, Algorithm 799).
 
@@ -65,7 +66,8 @@ class Step:
 class Chain:
     """Links, weights[i, k]: slots that the cut before k adds to the one before i; gradients[j]: slots of the gradients at the cut before j.
 
-    every: the chain may be split before each so-manieth block only, which divides the work by the square of it. Any block may keep what it likes all the
+    every: the chain may be split before each so-manieth block only, which divides the work by the square of it. Any block may keep what it
+    likes all the
     same.
     """
 

@@ -5,10 +5,10 @@ needs: kept, it lets everything between two cuts be computed again. In a chain o
 several layers) several do, and the planner counts what each cut adds to the one before it.
 """
 
+import itertools
 from dataclasses import dataclass
 
 from packhorse.recompute.facts import Facts
-import itertools
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ def crossings(facts: Facts) -> Crossings:
 
 
 def cut_places(facts: Facts, at: Crossings) -> list[int]:
-    """Places p in ascending order: where one value crosses and no fewer bytes do just before or after, or where less crosses than there. Begins with 0.
+    """Places p in ascending order: where one value crosses and no fewer bytes do just before or after, or where less crosses than there.
+    Begins with 0.
 
-    Of neighbouring places with little work between them (under a third of the mean block's seconds) the one with the fewest bytes stays, the later one of
+    Of neighbouring places with little work between them (under a third of the mean block's seconds) the one with the fewest bytes stays,
+    the later one of
     equals: behind an activation rather than before it.
     """
     n = len(at.forward)
@@ -90,7 +92,8 @@ def cut_places(facts: Facts, at: Crossings) -> list[int]:
 def blocks_of(facts: Facts, at: Crossings, places: list[int]) -> list[Block]:
     """The blocks between the places.
 
-    A node of the backward pass belongs to the last block, not after the one that the pass has reached, which holds a forward node that reads or makes what
+    A node of the backward pass belongs to the last block, not after the one that the pass has reached, which holds a forward node that
+    reads or makes what
     it reads; one that reads gradients alone to the one reached.
     """
     edges = [*places, len(at.forward)]

@@ -21,7 +21,8 @@ class Facts:
     result may take over), scratch (bytes), seconds, draws (it consumes the random state).
 
     Per storage: maker (node), names, sizes (bytes; 0 where it lives in persistent memory), space (ARENA or EXTERNAL), outputs (it is, or a view of
-    it is, an output of the graph), held (outputs that are alive to the end: those copied to where they persist as soon as they exist are not). saved: nodes of the forward pass that make a storage which the backward pass reads. marks: node -> "keep" | "drop".
+    it is, an output of the graph), held (outputs that are alive to the end: those copied to where they persist as soon as they exist are
+    not). saved: nodes of the forward pass that make a storage which the backward pass reads. marks: node -> "keep" | "drop".
     """
 
     graph: Graph

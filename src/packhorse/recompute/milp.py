@@ -31,7 +31,8 @@ def milp(facts: Facts, limit: int | None = None) -> list[Order]:
     nodes = [n for n in range(facts.num_nodes) if facts.real[n]]
     if len(nodes) > MOST_NODES:
         raise UserError(
-            f"recompute='milp' solves the exact problem, whose size grows with the cube of the graph: {len(nodes)} nodes, expected {MOST_NODES} at most; "
+            f"recompute='milp' solves the exact problem, whose size grows with the cube of the graph: "
+            f"{len(nodes)} nodes, expected {MOST_NODES} at most; "
             "take recompute='optimal' (within a few percent of it on small graphs), or a smaller model"
         )
     order = _Model(facts, nodes, limit).solve()

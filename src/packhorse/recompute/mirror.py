@@ -27,7 +27,8 @@ _NORM_WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
 def order_of(facts: Facts, counts: Mapping[int, int], within: Sequence[int] | None = None) -> Order:
     """Algorithm 2: the order in which node v has counts[v] mirrors (none where it is missing).
 
-    Marks by hand (`ph.keep`, `ph.drop`) go before the counts. within: only these nodes, in ascending order, and what they read from elsewhere is there.
+    Marks by hand (`ph.keep`, `ph.drop`) go before the counts. within: only these nodes, in ascending order, and what they read from
+    elsewhere is there.
     The k-th mirror of v reads, of each u before it, mirror min(k, counts[u]); the backward pass reads the last ones. Mirrors are appended just before
     the first backward node that needs them, and only as far as it needs them. One addition to the paper: a kept value (its last
     mirror is the k-th) that reads one which is to be dropped again is computed along with it, since later its argument would be gone.

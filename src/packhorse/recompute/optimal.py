@@ -4,6 +4,7 @@ The program is solved for all numbers of bytes at once, in a few resolutions (fi
 are a curve from "keep everything" to the least there is. Each distinct answer is a proposal; the planner judges them on the exact layout.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from math import ceil, log2, sqrt
 
@@ -20,7 +21,6 @@ from packhorse.recompute.recursive import recursive
 from packhorse.recompute.rules import blocks as by_blocks
 from packhorse.recompute.rules import cheap, sqrt_n
 from packhorse.recompute.simulate import bytes_of
-import itertools
 
 # Steps into which a range of bytes is divided: the keep-everything peak, half of it, a quarter, ... Where more is kept, more roundings add up.
 SLOTS = (1024, 1024, 1024, 512, 256, 256)
@@ -87,7 +87,8 @@ class _Curve:
     def hull_plans(self) -> list[tuple[int, ...]]:
         """Plans that keep every cut, from "keep everything" on: the block whose next option frees bytes at the fewest seconds each changes next.
 
-        Place of each block's option on the lower convex hull of its (kept bytes, seconds): the fractional optimum of the multiple-choice knapsack, exact
+        Place of each block's option on the lower convex hull of its (kept bytes, seconds): the fractional optimum of the multiple-choice
+        knapsack, exact
         but for one block. Of equal blocks the first goes first: its bytes are held the longest.
         """
         changes = []

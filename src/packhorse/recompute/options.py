@@ -1,7 +1,9 @@
 """What one block can keep: a Pareto set of (bytes kept, peak inside, seconds to recompute), found at the level of operators.
 
-The options of a block are choices of which of its nodes keep their results from its last forward run to its backward run; the others are mirrored there.
-Blocks with the same operators and sizes have the same options, which are sought once (Rockmate, Zhao et al. 2023, does the same with an integer program).
+The options of a block are choices of which of its nodes keep their results from its last forward run to its backward run; the others are
+mirrored there.
+Blocks with the same operators and sizes have the same options, which are sought once (Rockmate, Zhao et al. 2023, does the same with an
+integer program).
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,8 @@ MOST = 24  # options of a block that a dynamic program weighs
 class Option:
     """counts: mirrors of each forward node of the block, by its place in it. All bytes are above what crosses the cut before the block.
 
-    kept_bytes: alive from the forward run to the backward run, without what crosses the next cut. forward_bytes, backward_bytes: peaks of the two runs.
+    kept_bytes: alive from the forward run to the backward run, without what crosses the next cut. forward_bytes, backward_bytes: peaks of
+    the two runs.
     extra_s: seconds that its mirrors take.
     """
 

@@ -3,12 +3,12 @@
 k = 1 keeps log2(n) values at once and runs the forward pass about log2(n) times.
 """
 
+import itertools
 from math import ceil
 
 from packhorse.recompute.cuts import Crossings, crossings, cut_places
 from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order, order_of
-import itertools
 
 KEPT = (1, 2, 3, 5, 8)  # values of k that are tried
 
@@ -21,7 +21,8 @@ def recursive(facts: Facts, limit: int | None = None) -> list[Order]:
 
 
 def recursive_counts(facts: Facts, at: Crossings, places: list[int], kept: int) -> dict[int, int]:
-    """Mirror counts of the recursion over the blocks between `places`: what crosses a cut of level l has l mirrors, the inside of a block one more."""
+    """Mirror counts of the recursion over the blocks between `places`: what crosses a cut of level l has l mirrors, the inside of a block
+    one more."""
     edges = [*places, len(at.forward)]
     counts: dict[int, int] = {}
     held: set[int] = set()

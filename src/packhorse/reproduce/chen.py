@@ -1,7 +1,9 @@
-"""`packhorse reproduce chen`: the memory figures of Chen et al. 2016 (arXiv:1604.06174, figures 5 and 6), planned at the paper's sizes and run at smaller ones.
+"""`packhorse reproduce chen`: the memory figures of Chen et al. 2016 (arXiv:1604.06174, figures 5 and 6), planned at the paper's sizes and
+run at smaller ones.
 
 A residual net over its depth and an LSTM over its length, each planned without optimization, in place, with shared memory, dropping what is cheap,
-by the sublinear plan, and by packhorse's own plans. Bytes are feature maps as the paper counts them: all that a forward and backward pass makes, without weights,
+by the sublinear plan, and by packhorse's own plans. Bytes are feature maps as the paper counts them: all that a forward and backward pass
+makes, without weights,
 their gradients and the batch. GB = 1e9 bytes. Seconds are predicted from the packaged device file, or measured where it says so.
 """
 

@@ -51,7 +51,8 @@ MORE: dict[str, Curve] = {WITHIN_7_GB: Curve(("optimal",), feature_bytes=PAPER_B
 
 @dataclass(frozen=True)
 class Point:
-    """One net planned one way. feature_bytes: arena and adopted tensors of the micro-batch, which is what the paper counts: no weights and nothing else
+    """One net planned one way. feature_bytes: arena and adopted tensors of the micro-batch, which is what the paper counts: no weights and
+    nothing else
     that persists.
 
     extra: predicted extra seconds of a step over the seconds of the step that computes nothing again; forward: seconds of its forward pass over the

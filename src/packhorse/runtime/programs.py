@@ -107,7 +107,8 @@ class Programs:
         if limit is not None and peak > limit:
             what = "evaluating" if name == "evaluate" else "a step on"
             raise BudgetError(
-                f"{what} a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the budget of {format_bytes(limit)}; "
+                f"{what} a batch of this size ({_sizes(key[1])}) needs {format_bytes(peak)} ({peak} bytes), above the "
+                f"budget of {format_bytes(limit)}; "
                 "pass smaller batches, or plan with this one and a larger budget"
             )
         self.runs.update(allocate(Persistent(tuple(runs)), self.device))
