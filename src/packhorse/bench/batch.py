@@ -1,17 +1,15 @@
 """`packhorse bench batch`: within the bytes that eager PyTorch takes at a batch of b, train at 4 b.
 
-Eager's bytes are its whole step's: parameters, gradients, optimizer states and buffers, and the most that the allocator held in a step
-above that. packhorse
-gets a plan of 4 b samples within them, kernel workspaces included. The batch itself counts on neither side. Three steps are run for real.
+Eager's bytes are its whole step's: parameters, gradients, optimizer states and buffers, and the most that the allocator held in a step above
+that. packhorse gets a plan of 4 b samples within them, kernel workspaces included. The batch itself counts on neither side. Three steps are run
+for real.
 
 Each loss, and parameters, gradients and buffers after the last step, are compared with plain PyTorch's at 4 b, bit for bit; losses with those of
 gradient accumulation over 4 micro-batches of b, within `BOUND`. Batch norm normalises by its micro-batch, so accumulation is another
-computation there;
-the same net with group norm in its place has no such difference and is compared.
+computation there; the same net with group norm in its place has no such difference and is compared.
 
 CPU seconds are the process's own, of a sample in a step with AdamW; ratios are the median over rounds of the ratio inside a round. The
-largest multiple of b
-that fits is looked for by planning alone, on the meta device.
+largest multiple of b that fits is looked for by planning alone, on the meta device.
 """
 
 import argparse
@@ -87,13 +85,12 @@ MODELS = {
 @dataclass(frozen=True)
 class Row:
     """One model. All bytes are of whole steps. eager_bytes: of eager at b; eager_wide_bytes: of eager at 4 b; planned_bytes,
-    measured_bytes: of packhorse
-    at 4 b, and outside_bytes that its kernels used besides.
+    measured_bytes: of packhorse at 4 b, and outside_bytes that its kernels used besides.
 
     equal: losses, parameters, gradients and buffers are plain PyTorch's at 4 b. apart: the largest relative difference of a loss from
-    accumulation's (None:
-    accumulation is another computation). time, accumulated_time: CPU seconds a sample of packhorse at 4 b and of accumulation, over eager's at b.
-    extra_flops: of recomputation, over the step's without. multiple: the largest multiple of b that has a plan in the same budget.
+    accumulation's (None: accumulation is another computation). time, accumulated_time: CPU seconds a sample of packhorse at 4 b and of
+    accumulation, over eager's at b. extra_flops: of recomputation, over the step's without. multiple: the largest multiple of b that has a plan in
+    the same budget.
     """
 
     name: str
@@ -257,8 +254,8 @@ def render(rows: list[Row], rounds: int) -> str:
     header += ["largest multiple of b"]
     lines = [
         f"{torch.get_num_threads()} thread(s), AdamW, {NUM_STEPS} steps compared, median of {rounds} interleaved rounds. "
-        f"{sum(row.good for row in rows)} of {len(rows)} train at {TIMES} b within eager's bytes at b. Losses "
-        f"are within {BOUND:.1e} of accumulation's.",
+        f"{sum(row.good for row in rows)} of {len(rows)} train at {TIMES} b within eager's bytes at b. "
+        f"Losses have to be within {BOUND:.1e} of accumulation's.",
         "",
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

@@ -59,8 +59,7 @@ MODELS = {
 class Row:
     """One model. *_cpu_s: a step's CPU seconds; ratio: ours over by hand. *_bytes: of a step without parameters, gradients and optimizer states;
     ours with what kernels use besides the plan. *_flops: recomputed. equal, hand_equal: against plain PyTorch, "yes", "no" or "buffers
-    differ". exact:
-    the whole step's peak was measured as predicted.
+    differ". exact: the whole step's peak was measured as predicted.
     """
 
     name: str
