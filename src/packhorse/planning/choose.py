@@ -24,6 +24,7 @@ from packhorse.recompute.optimal import is_large, is_outside
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
 
+NEARLY = 1.01  # simulated bytes that are so much above a limit are laid out too: what the layout says counts
 MICRO = ("next", "first")  # programs that are searched, the one that needs more first
 
 
@@ -94,7 +95,7 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     least = min(rest.peak(c) for c in candidates)
     within = least if allowed is None else allowed
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
-        if rest.peak(candidate) <= within:
+        if rest.peak(candidate) <= within * NEARLY:
             planned = plan_graph(_graph(candidate), persistent, options)
             if rest.peak(planned) <= within or allowed is None:
                 return Chosen(planned, everything, plain.seconds, None if room is None else least_extra_seconds(facts, room))

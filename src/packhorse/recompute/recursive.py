@@ -29,6 +29,8 @@ def recursive_counts(facts: Facts, at: Crossings, places: list[int], kept: int) 
 
     def divide(first: int, last: int, level: int) -> None:
         n = last - first
+        if last == len(places) and n == 1:
+            return  # the backward pass begins with it
         if n == 1:
             for node in at.forward[edges[first] : edges[last]]:
                 if node not in held:
