@@ -18,6 +18,7 @@ from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent
 from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph
 from packhorse.recompute.bound import least_extra_seconds
+from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
 from packhorse.recompute.mirror import Order, order_of, replay
 from packhorse.recompute.optimal import is_large, is_outside
@@ -92,10 +93,13 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
         if method == "optimal" and is_outside(facts) and not (found and is_large(facts)):
             inside = _facts(into_arena(graph), persistent, options, device)
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
+            if is_large(facts):  # a plan of segments keeps little outside: it needs no copies
+                candidates += [_measured(facts, order) for order in chen(facts)]
     least = min(rest.peak(c) for c in candidates)
     within = least if allowed is None else allowed
+    nearly = within if is_large(facts) else within * NEARLY
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
-        if rest.peak(candidate) <= within * NEARLY:
+        if rest.peak(candidate) <= nearly:
             planned = plan_graph(_graph(candidate), persistent, options)
             if rest.peak(planned) <= within or allowed is None:
                 return Chosen(planned, everything, plain.seconds, None if room is None else least_extra_seconds(facts, room))
