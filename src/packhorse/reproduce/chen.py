@@ -21,7 +21,7 @@ from packhorse.device.device import load_device
 from packhorse.errors import UserError
 from packhorse.report.chart import line_chart
 from packhorse.reproduce.claims import FULL_DEPTH, FULL_LENGTH, Claim, claims
-from packhorse.reproduce.curves import CURVES, MORE, WITHIN_7_GB, Point, at, captured, in_gigabytes, points
+from packhorse.reproduce.curves import CURVES, MORE, Point, at, captured, in_gigabytes, points
 from packhorse.reproduce.smaller import BASE, Run, run_all
 from packhorse.reproduce.workloads import Workload, lstm_of, resnet_of, small_lstm, small_resnet
 

@@ -4,6 +4,7 @@ import copy
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def run_all(workload: Workload, size: int, rounds: int, names: tuple[str, ...] =
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds[name].append(cost(lambda step=step: step(batch)).cpu_s)
+            seconds[name].append(cost(partial(step, batch)).cpu_s)
     return [
         Run(
             name,
