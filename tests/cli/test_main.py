@@ -76,7 +76,7 @@ def test_every_printing_command_has_json_and_no_option_begins_one_of_torchruns()
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings} - {"--help", "-h"}
     commands = dict(typer.main.get_command(app).commands)
-    assert set(commands) == {"plan", "train", "explain", "report", "sample", "config", "doctor", "bench", "ckpt", "calibrate"}
+    assert set(commands) == {"plan", "train", "explain", "report", "sample", "config", "doctor", "bench", "ckpt", "calibrate", "reproduce"}
     commands |= commands.pop("ckpt").commands
     assert {"ls", "verify", "to-hf", "from-hf"} <= set(commands)
     for name, command in commands.items():

@@ -96,6 +96,8 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     """The command. Exit code 0 if every claim holds, else 1."""
     parser = argparse.ArgumentParser(prog="packhorse reproduce chen", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument("--depths", type=int, nargs="+", metavar="N", help=f"layers of the ResNets (default {' '.join(map(str, DEPTHS))})")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help=f"time steps of the LSTMs (default {' '.join(map(str, LENGTHS))})")
     parser.add_argument("--rounds", type=int, default=5, help="steps that are timed of each plan that is run")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="Markdown file whose tables are replaced; the figures go beside it")
     parser.add_argument("--picture", type=Path, metavar="FOLDER", help="folder for the two figures as SVG")
@@ -107,7 +109,9 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     if asked.picture and not asked.picture.is_dir():
         raise UserError(f"reproduce chen: --picture {asked.picture}: there is no such folder; make it, or name another")
     torch.set_num_threads(1)
-    nets = [resnet_of(QUICK_DEPTHS if asked.quick else DEPTHS), lstm_of(QUICK_LENGTHS if asked.quick else LENGTHS)]
+    depths = tuple(asked.depths or (QUICK_DEPTHS if asked.quick else DEPTHS))
+    lengths = tuple(asked.lengths or (QUICK_LENGTHS if asked.quick else LENGTHS))
+    nets = [resnet_of(depths), lstm_of(lengths)]
     small = [small_resnet(SMALL_DEPTH // 4), small_lstm(SMALL_LENGTH // 4)] if asked.quick else [small_resnet(SMALL_DEPTH), small_lstm(SMALL_LENGTH)]
     runs = []
     for workload in small:

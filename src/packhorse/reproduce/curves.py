@@ -41,7 +41,7 @@ CURVES: dict[str, Curve] = {
     "sharing": Curve(("none",)),
     "drop cheap": Curve(("cheap",)),
     "sublinear": Curve(("sqrt", "chen")),
-    "recursive": Curve(("recursive",)),
+    "recursive": Curve(("recursive",), up_to=250_000),
     "optimal": Curve(("optimal",), like="sublinear", up_to=120_000),
     "optimal, least": Curve(("optimal",), budget="minimum", up_to=120_000),
 }
