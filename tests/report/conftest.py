@@ -47,7 +47,10 @@ def plan_by_hand(*, text=TEXT, budget=None, in_place=False, **programs):
     persistent = Persistent((run, like(run, "grad.f32.g0", "gradients", "grad")))
     options = Options(recompute="blocks", budget=budget, in_place=in_place, num_micro_batches=2 if "next" in programs else 1)
     planned = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items()}
-    return Plan(planned, persistent, options, DEVICE, keep_everything_bytes=400_000)
+    everything = sum(p.seconds(DEVICE) for p in planned.values()) - sum(
+        DEVICE.seconds(node, p.graph.values) for p in planned.values() for node in p.graph.nodes if node.phase == "recompute"
+    )
+    return Plan(planned, persistent, options, DEVICE, keep_everything_bytes=400_000, keep_everything_seconds=everything)
 
 
 @pytest.fixture

@@ -98,6 +98,9 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     least = min(rest.peak(c) for c in candidates)
     within = least if allowed is None else allowed
     nearly = within if is_large(facts) else within * NEARLY
+    if allowed is None and len(candidates) > 1 and not is_large(facts):  # the leanest is what the layout says is the leanest
+        laid_out = [(plan_graph(_graph(c), persistent, options), c.seconds) for c in candidates if rest.peak(c) <= nearly]
+        return Chosen(min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0], everything, plain.seconds, None)
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
         if rest.peak(candidate) <= nearly:
             planned = plan_graph(_graph(candidate), persistent, options)
