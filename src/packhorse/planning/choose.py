@@ -88,26 +88,31 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     ):
         candidates = [plain]
     else:
-        candidates = [_measured(facts, order) for order in dict.fromkeys(METHODS[method](facts, room))]
+        orders = METHODS[method](facts, room) or METHODS[method](facts, None) or [plain.order]  # none within the limit: what is the least
+        candidates = [_measured(facts, order) for order in dict.fromkeys(orders)]
         found = allowed is not None and any(rest.peak(c) <= allowed for c in candidates)
         if method == "optimal" and is_outside(facts) and not (found and is_large(facts)):
             inside = _facts(into_arena(graph), persistent, options, device)
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
             if is_large(facts):  # a plan of segments keeps little outside: it needs no copies
                 candidates += [_measured(facts, order) for order in chen(facts)]
-    least = min(rest.peak(c) for c in candidates)
-    within = least if allowed is None else allowed
-    nearly = within if is_large(facts) else within * NEARLY
-    if allowed is None and len(candidates) > 1 and not is_large(facts):  # the leanest is what the layout says is the leanest
-        laid_out = [(plan_graph(_graph(c), persistent, options), c.seconds) for c in candidates if rest.peak(c) <= nearly]
-        return Chosen(min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0], everything, plain.seconds, None)
-    for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
-        if rest.peak(candidate) <= nearly:
-            planned = plan_graph(_graph(candidate), persistent, options)
-            if rest.peak(planned) <= within or allowed is None:
-                return Chosen(planned, everything, plain.seconds, None if room is None else least_extra_seconds(facts, room))
-    leanest = min(candidates, key=lambda c: (rest.peak(c), c.seconds))
-    return Chosen(plan_graph(_graph(leanest), persistent, options), everything, plain.seconds, None)
+    if allowed is not None:
+        nearly = allowed if is_large(facts) else allowed * NEARLY
+        for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
+            if rest.peak(candidate) <= nearly:
+                planned = plan_graph(_graph(candidate), persistent, options)
+                if rest.peak(planned) <= allowed:
+                    return Chosen(planned, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
+    return Chosen(_leanest(candidates, persistent, options, rest), everything, plain.seconds, None)
+
+
+def _leanest(candidates: list[Candidate], persistent: Persistent, options: Options, rest: Rest) -> GraphPlan:
+    """What the layout says is the leanest, then the fastest; of a large graph, where a layout takes long, what the simulation says."""
+    by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
+    least = rest.peak(by_peak[0])
+    few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak if rest.peak(c) <= least * NEARLY]
+    laid_out = [(plan_graph(_graph(c), persistent, options), c.seconds) for c in few]
+    return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 
 
 def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None) -> Plan:

@@ -95,6 +95,8 @@ def _check_overlaps(call: Call, where: str) -> None:
             if other < k and _overlap(out, second):
                 raise CheckError(f"{where}: results %{out.value} and %{second.value} overlap")
         for position, arg in enumerate(call.args):
+            if position in row.unread:
+                continue
             for read in arg if isinstance(arg, tuple) else (arg,):
                 if not isinstance(read, Operand) or not _overlap(out, read):
                     continue

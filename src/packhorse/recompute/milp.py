@@ -63,6 +63,10 @@ class _Model:
                     model.add(self.run[t, i] == 1)
                 elif not facts.forward[self.nodes[i]] or facts.forward[self.nodes[t]]:
                     model.add(self.run[t, i] == 0)  # the forward pass runs as it is
+        for i, node in enumerate(self.nodes):
+            using = [j for j in self.readers[i] if not facts.forward[self.nodes[j]]]
+            if facts.marks.get(node) == "drop" and facts.forward[node] and using:
+                model.add(self.run[using[0], i] == 1)
         for t in range(1, n + 1):
             for i in range(t):
                 self.held[t, i] = model.new_bool_var("")
