@@ -326,8 +326,10 @@ class _Learner:
         tokens = [[_token(tree) for tree in sequence] for sequence in self.at]
         strip: Strip = []
         index = 0
-        for insert in sorted(insert for r, long in enumerate(tokens[1:]) for insert in _inserts(tokens[0], long, r)):
-            place = self.place(insert, index)
+        inserts = sorted(insert for r, long in enumerate(tokens[1:]) for insert in _inserts(tokens[0], long, r))
+        for insert, following in zip(inserts, [*inserts[1:], None]):
+            shared = following is not None and following.start < insert.end
+            place = self.place(insert, index, shared)
             strip += [_Fixed(self.fixed(k), k) for k in range(index, place)]
             index = place + insert.length
             strip.append(_Repeated(insert.run, tuple(self.repeated(k, insert) for k in range(place, index)), tuple(range(place, index))))
@@ -337,8 +339,11 @@ class _Learner:
             raise Unlike("the longest graph has another number of items")
         return strip
 
-    def place(self, insert: Insert, least: int) -> int:
-        """The first item of the repetition to go by: what the first and last ones read may be special, so it is the one that foretells `check`."""
+    def place(self, insert: Insert, least: int, shared: bool) -> int:
+        """The first item of the repetition to go by: what the first and last ones read may be special, so it is the one that foretells `check`.
+
+        shared: the next run lies in the same items, which look alike over several runs; what comes after the next repetition is its affair.
+        """
         window = range(max(insert.start, least), insert.end)
         before, inside = [self.holds(self.fixed, k) for k in window], [self.holds(self.repeated, k, insert) for k in window]
         shifts = self.shifts, self.check_shift
@@ -349,7 +354,8 @@ class _Learner:
         wrong_after = [0, *accumulate(not good for good in after)]
         for first in range(len(window) - insert.length + 1):
             last = first + insert.length
-            if not (wrong_before[first] or wrong_inside[last] - wrong_inside[first] or wrong_after[-1] - wrong_after[last]):
+            end = min(last + insert.length, len(window)) if shared else len(window)
+            if not (wrong_before[first] or wrong_inside[last] - wrong_inside[first] or wrong_after[end] - wrong_after[last]):
                 return window.start + first
         raise Unlike("no repetition is like all others")
 
