@@ -1,5 +1,6 @@
 """The public functions: plan, compile."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from packhorse.capture.update import agreement_graph, check_optimizer, check_par
 from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
+from packhorse.parallel.partition import Partition
+from packhorse.parallel.units import units_of
+from packhorse.parallel.zero import Zero, gather_updated, loss_graph
 from packhorse.planning.budget import budget_bytes
 from packhorse.planning.choose import make_plan
 from packhorse.planning.persistent import holds_models_own
@@ -60,6 +64,9 @@ def plan(
     "optimal", "milp"; "auto" is "optimal". budget: of the whole step's peak, as bytes, "6GiB", "40%" of the keep-everything peak, or "minimum", the
     least of the method; of several plans that meet it the fastest is taken. None: "auto" and "optimal" keep everything, the others take
     their leanest plan.
+    mesh: how many ranks share the step; dp of them take a part of the batch each, and gradients are those of the mean of their losses. rank: the one
+    that is planned, by default RANK of the launcher. zero_stage: what is sharded over dp (0: nothing, 1: optimizer states, 2: gradients too, 3:
+    parameters too; ZeRO, section 5).
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
@@ -71,7 +78,8 @@ def plan(
         raise UserError(f"recompute={recompute!r} is no method; expected auto or one of {', '.join(METHODS)}")
     budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
     mesh = mesh or Mesh()
-    _refuse_later_parts(rank, zero_stage, host_budget, tensor_plan)
+    rank = _rank_of(rank, mesh)
+    _refuse_later_parts(zero_stage, host_budget, tensor_plan)
     widths = _widths(model, precision, grad_dtype)
     check_optimizer(model, optimizer)
     check_parameters(model)
@@ -79,20 +87,24 @@ def plan(
     micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     given = signature(sample)
-    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads)
-    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths)
+    parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
+    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1)
+    partition = None if mesh.dp == 1 else Partition(zero_stage, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition)
+    zero = None if partition is None else Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths)[0])
     graphs = {
         "agree": agreement_graph(persistent),
-        "first": captured.first,
-        "next": captured.next,
-        "norm": norm_graph(model, persistent, clip_norm),
+        **captured.micro_batches(zero.names(num_micro_batches) if zero else ("first", "next")),
+        "loss": None if zero is None else loss_graph(captured.loss(), zero),
+        "norm": norm_graph(model, persistent, clip_norm, zero),
         "update": update_graph(optimizer, persistent, owned),
     }
-    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share)
-    parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
+    if zero is not None:
+        graphs |= {name: gather_updated(graph, zero) for name in ("agree", "update") if (graph := graphs[name]) is not None}
+    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
     constants, generators = captured.constants, captured.generators
     job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
-    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, load_device(device), job)
+    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, load_device(device), job, zero)
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
@@ -115,7 +127,7 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
             "scheduler.step(metric) yourself: the optimizer's learning rates are read at every step"
         )
     own = [run for run in plan.persistent.runs if run.kind == "buffers" or holds_models_own(run)]
-    planned = {("buffer" if run.kind == "buffers" else "param", slot.target): slot.value for run in own for slot in run.slots}
+    planned = {("buffer" if run.kind == "buffers" else "param", slot.target): slot.value for run in own for slot in run.layout.slots}
     seen: dict[tuple[str, str], torch.Tensor] = {("param", n): p for n, p in model.named_parameters()}
     seen |= {("buffer", n): b for n, b in model.named_buffers()}
     same = planned.keys() == seen.keys() and all(seen["param", n] is p for n, p in plan.job.parameters.items())
@@ -172,18 +184,24 @@ def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | No
     return Widths(compute, grad_dtype, scaled=compute is torch.float16)
 
 
-def _refuse_later_parts(rank, zero_stage, host_budget, tensor_plan) -> None:
+def _rank_of(rank: int | None, mesh: Mesh) -> int:
+    """The rank that is planned: the one asked for, else RANK of a launcher, else 0."""
+    if rank is None:
+        given = os.environ.get("RANK", "0") if mesh.world_size > 1 else "0"
+        rank = int(given) if given.isdecimal() else 0
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < mesh.world_size:
+        raise UserError(f"rank={rank!r}: a mesh of dp={mesh.dp} and tp={mesh.tp} has the ranks 0 to {mesh.world_size - 1}")
+    return rank
+
+
+def _refuse_later_parts(zero_stage, host_budget, tensor_plan) -> None:
     """Options of the road map that this version does not have are refused by name, never ignored."""
-    later = {
-        "rank": rank not in (None, 0),
-        "zero_stage": zero_stage != 0,
-        "host_budget": host_budget is not None,
-        "tensor_plan": tensor_plan is not None,
-    }
+    if zero_stage not in (0, 1, 2, 3) or isinstance(zero_stage, bool):
+        raise UserError(f"zero_stage={zero_stage!r}: the stages of ZeRO are 0 (nothing sharded), 1 (optimizer states), 2 (gradients), 3 (parameters)")
+    later = {"host_budget": host_budget is not None, "tensor_plan": tensor_plan is not None}
     asked = [name for name, used in later.items() if used]
     if asked:
         raise UserError(
-            f"{', '.join(asked)}: this version plans one rank on the device of the model; leave "
-            f"{'it' if len(asked) == 1 else 'them'} at the default "
-            "(docs/design.md has the road map)"
+            f"{', '.join(asked)}: this version does not have {'it' if len(asked) == 1 else 'them'}; leave "
+            f"{'it' if len(asked) == 1 else 'them'} at the default (docs/design.md has the road map)"
         )

@@ -37,5 +37,13 @@ class CheckpointError(UserError):
     """A checkpoint is missing, incomplete, corrupt, foreign, or could not be written."""
 
 
+class PeerError(UserError):
+    """Another rank is gone, or came to another collective. `collective`: the one that this rank was in; `seen`: what the transport said."""
+
+    def __init__(self, collective: str, seen: str):
+        super().__init__(f"the collective {collective!r} failed, because another rank is gone or does something else: {seen}")
+        self.collective, self.seen = collective, seen
+
+
 class CheckError(AssertionError):
     """A checker found that a stage of the pipeline broke its own rules."""

@@ -1,6 +1,6 @@
 """nn.Module + batch + loss -> the graphs of one training step, as this rank sees it. The first arrow of the pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.collector import no_search_for_cycles
 from packhorse.graph.drop_clones import drop_clones
 from packhorse.graph.grad_dtype import gradients_in
-from packhorse.graph.ir import Const, Graph
+from packhorse.graph.ir import Const, Graph, Value
 from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.own_outputs import own_outputs
 from packhorse.graph.verify import verify
@@ -35,6 +35,14 @@ class Captured:
     questions: Questions
     generators: dict[str, torch.Generator]
 
+    def loss(self) -> Value:
+        """The value of the loss."""
+        return next(self.micro.values[out.name] for out in self.micro.outputs if (out.role, out.target) == ("metric", "loss"))
+
+    def micro_batches(self, names: Sequence[str]) -> dict[str, Graph | None]:
+        """Program name -> its graph. Those after "first" are the same graph, of a later micro-batch."""
+        return {name: self.first if name == "first" else self.next and replace(self.next, name=name) for name in names}
+
     def trained(self) -> set[str]:
         """Names of the parameters that get a gradient."""
         return {out.target for out in self.micro.outputs if out.role == "grad"}
@@ -47,10 +55,12 @@ def capture(
     num_micro_batches: int = 1,
     compute: torch.dtype | None = None,
     grads: torch.dtype | None = None,
+    adds_gradients: bool = True,
 ) -> Captured:
     """The step's graphs. Nothing is allocated, the model is left as it is and may be on meta.
 
-    compute: dtype to compute in (capture/precision.py), grads: to keep gradients in; None: as the model is, and as they come.
+    compute: dtype to compute in (capture/precision.py), grads: to keep gradients in; None: as the model is, and as they come. adds_gradients: a
+    later micro-batch adds its gradients to those before; False where a pass does that on shards.
 
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
@@ -59,11 +69,17 @@ def capture(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
     with no_search_for_cycles():
-        return _capture(model, batch, loss, num_micro_batches, compute, grads)
+        return _capture(model, batch, loss, num_micro_batches, compute, grads, adds_gradients)
 
 
 def _capture(
-    model: torch.nn.Module, batch: Any, loss: Callable | None, num_micro_batches: int, compute: torch.dtype | None, grads: torch.dtype | None
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Callable | None,
+    num_micro_batches: int,
+    compute: torch.dtype | None,
+    grads: torch.dtype | None,
+    adds_gradients: bool,
 ) -> Captured:
     whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
@@ -78,7 +94,7 @@ def _capture(
             "else?); check that loss.backward() fills some parameter's .grad in plain PyTorch"
         )
     strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
-    later = next_micro_batch(micro, num_micro_batches, strides) if num_micro_batches > 1 else None
+    later = next_micro_batch(micro, num_micro_batches, strides if adds_gradients else None) if num_micro_batches > 1 else None
     return Captured(micro, first_micro_batch(micro, num_micro_batches), later, whole.constants, whole.questions, whole.generators)
 
 

@@ -17,7 +17,8 @@ from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Value
 from packhorse.optim.elementwise import is_fused
 from packhorse.optim.table import describe
-from packhorse.planning.persistent import ALIGNMENT, Persistent, Run, like, make_run
+from packhorse.parallel.partition import Partition
+from packhorse.planning.persistent import ALIGNMENT, Persistent, Run, divided, like, make_run, shard_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Owned:
     """A run of parameters that one parameter group updates, and its gradients: each at the element offset of its parameter, in any float dtype.
 
     params: what the optimizer works on, the master weights where there are any. states: name -> run with the slots of `params`.
-    numbers: name -> run with one number for each parameter, in order. copies: the model's own 16-bit parameters, to be kept equal to `params`.
+    numbers: name -> run with one number for each parameter, in order. copies: 16-bit parameters that the update keeps equal to `params`.
+    sharded: it updates its own shard of all of these (P_os), else the whole runs.
     """
 
     group: int
@@ -34,6 +36,7 @@ class Owned:
     states: dict[str, Run]
     numbers: dict[str, Run]
     copies: Run | None
+    sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,26 +49,34 @@ class Widths:
 
 
 def flat_storage(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, captured: Captured, clip_norm: float | None, widths: Widths
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    captured: Captured,
+    clip_norm: float | None,
+    widths: Widths,
+    partition: Partition | None = None,
 ) -> tuple[Persistent, list[Owned]]:
     """Every run of persistent storage, and those that the optimizer updates.
 
-    Parameters with the same (dtype, computed dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order.
+    Parameters with the same (dtype, computed dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order; with a
+    partition, those of the same unit.
     """
     trained = captured.trained()
     group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     bundles: dict[tuple, list[tuple[str, Value]]] = {}
     for name, param in distinct(model.named_parameters(remove_duplicate=False)).items():
         group = group_of.get(id(param))
-        key = (param.dtype, computed_dtype(param, widths.compute), param.requires_grad, name in trained, group)
+        unit = partition.units[name] if partition else ""
+        key = (param.dtype, computed_dtype(param, widths.compute), param.requires_grad, name in trained, group, unit)
         bundles.setdefault(key, []).append((name, _value(name, param)))
     runs, owned = [], []
-    for (own, computed, requires_grad, has_grad, group), tensors in bundles.items():
+    for (own, computed, requires_grad, has_grad, group, unit), tensors in bundles.items():
         label = (
             f"{SHORT[own]}."
             + (f"g{group}" if group is not None else "nogroup")
             + ("" if requires_grad else ".frozen")
             + ("" if has_grad or not requires_grad else ".unused")
+            + (f".{unit}" if partition else "")
         )
         updated = has_grad and group is not None
         master = own if own != computed else torch.float32 if updated and widths.compute is not None and is_narrow(own) else None
@@ -73,27 +84,35 @@ def flat_storage(
         # the same element offsets in every run, each of them aligned in the narrowest
         align = ALIGNMENT // min(dtype.itemsize for dtype in (own, computed, master or own, grads))
         first = make_run(f"param.{label}", "parameters", "param", tensors, align)
-        params = like(first, first.name, "parameters", "param", SHORT[computed])
+        if partition:
+            first = divided(first, partition.num_ranks, partition.rank, align)
+        params = _held(like(first, first.name, "parameters", "param", SHORT[computed]), partition, 3)
         runs.append(params)
         works_on = params
         if master is not None:
-            works_on = like(first, f"master.{label}", "master weights", "master", SHORT[master])
+            works_on = _held(like(first, f"master.{label}", "master weights", "master", SHORT[master]), partition, 1)
             runs.append(works_on)
         if not has_grad:
             continue
-        gradients = like(first, f"grad.{label}", "gradients", "grad", SHORT[grads])
+        gradients = _held(like(first, f"grad.{label}", "gradients", "grad", SHORT[grads]), partition, 2)
         runs.append(gradients)
         if group is None:
             continue
         needs = describe(optimizer).needs_of(optimizer.param_groups[group])
-        states = {s: like(works_on, f"{s}.{label}", "optimizer states", "state") for s in needs.states}
+        states = {s: _held(like(works_on.layout, f"{s}.{label}", "optimizer states", "state"), partition, 1) for s in needs.states}
         numbers = {n: _numbers(f"{n}.{label}", len(tensors), optimizer.param_groups[group]) for n in needs.kept_numbers}
         runs += [*states.values(), *numbers.values()]
-        owned.append(Owned(group, works_on, gradients, states, numbers, params if master is not None and own == computed else None))
+        copies = params if master is not None and (own == computed or partition) else None
+        owned.append(Owned(group, works_on, gradients, states, numbers, copies, partition is not None and partition.shards_states))
     runs += _by_dtype("buffer", "buffers", "buffer", [(n, _value(n, b)) for n, b in distinct(model.named_buffers(remove_duplicate=False)).items()])
     runs += _by_dtype("constant", "constants", "constant", _constants(captured))
-    runs += _by_dtype("metric", "metrics", "metric", _metrics(captured, owned, clip_norm, widths.scaled))
+    runs += _by_dtype("metric", "metrics", "metric", _metrics(captured, owned, clip_norm, widths.scaled, partition))
     return Persistent(tuple(runs)), owned
+
+
+def _held(run: Run, partition: Partition | None, stage: int) -> Run:
+    """What this rank holds of a run that is sharded from `stage` on."""
+    return shard_of(run) if partition and partition.stage >= stage else run
 
 
 def _numbers(name: str, count: int, group: dict) -> Run:
@@ -106,14 +125,17 @@ def _constants(captured: Captured) -> list[tuple[str, Value]]:
     return [(i.target, i.value) for i in captured.micro.inputs if i.role == "constant"]
 
 
-def _metrics(captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool) -> list[tuple[str, Value]]:
-    """loss; grad_norm where something is made of it; clip_coefficient; inverse_scale, what gradients are multiplied by against the loss scale, and
+def _metrics(
+    captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool, partition: Partition | None
+) -> list[tuple[str, Value]]:
+    """loss; losses, of every rank, where there are several; grad_norm where something is made of it; clip_coefficient; inverse_scale, what gradients are multiplied by against the loss scale, and
     grad_factor, both factors in one."""
     loss = next(captured.micro.values[o.name] for o in captured.micro.outputs if o.role == "metric")
     norm = norm_dtype(captured, owned)
     names = ["grad_norm"] * (clip_norm is not None or scaled) + ["clip_coefficient"] * (clip_norm is not None)
     names += ["inverse_scale"] * scaled + ["grad_factor"] * (scaled and clip_norm is not None)
-    return [("loss", Value("loss", loss.dtype, (), ())), *((name, Value(name, norm, (), ())) for name in names)]
+    every = [("losses", Value("losses", loss.dtype, (partition.num_ranks,), (1,)))] if partition else []
+    return [("loss", Value("loss", loss.dtype, (), ())), *every, *((name, Value(name, norm, (), ())) for name in names)]
 
 
 def norm_dtype(captured: Captured, owned: list[Owned]) -> str:

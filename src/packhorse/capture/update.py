@@ -4,6 +4,8 @@ What the optimizer's class does is its description in packhorse/optim; its own `
 betas, eps, weight decay, momentum, dampening) are not part of the graph: the kernel reads the group at every step.
 """
 
+from dataclasses import replace
+
 import torch
 
 from packhorse.capture.dtypes import LONG, SHORT, to_const
@@ -14,7 +16,8 @@ from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Graph, Input, Node, Output, Ref, Value, contiguous_strides
 from packhorse.optim.elementwise import Elementwise, is_fused
 from packhorse.optim.table import check_settings, describe
-from packhorse.planning.persistent import Persistent, Run, holds_models_own
+from packhorse.parallel.zero import Zero, over_ranks
+from packhorse.planning.persistent import Persistent, Run, holds_models_own, shard_of
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -60,6 +63,7 @@ def agreement_graph(persistent: Persistent) -> Graph | None:
     model are seen. The graph "agree", or None if there are no master weights.
 
     Of the model's own wide parameters the 16-bit copies are made anew; the master weights of its own 16-bit ones take over what was changed in those.
+    With several ranks nobody can change the model in between: all copies are made anew, once, after parameters were loaded.
     """
     inputs, nodes, outputs = [], [], []
     runs = {run.name: run for run in persistent.runs}
@@ -67,11 +71,13 @@ def agreement_graph(persistent: Persistent) -> Graph | None:
         master = runs.get(run.name.replace("param.", "master.", 1)) if run.kind == "parameters" else None
         if master is None:
             continue
-        inputs.append(Input(_flat(master), "master", f"run {master.name}"))
-        if holds_models_own(master):
-            made = _flat(run, f"new.{run.name}")
+        sharded = master.whole is not None
+        given, target = _part(master, sharded)
+        inputs.append(Input(given, "master", target))
+        if holds_models_own(master) or run.num_ranks > 1:
+            made, target = _part(run, sharded, f"new.{run.name}")
             nodes.append(_converted(master.name, made, run.dtype))
-            outputs.append(Output(made.name, "param", f"run {run.name}"))
+            outputs.append(Output(made.name, "param", target))
         else:
             inputs.append(Input(_flat(run), "param", f"run {run.name}"))
             made = _flat(master, f"new.{master.name}")
@@ -80,32 +86,29 @@ def agreement_graph(persistent: Persistent) -> Graph | None:
     return Graph("agree", tuple(inputs), tuple(nodes), tuple(outputs)) if nodes else None
 
 
-def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float | None) -> Graph | None:
+def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float | None, zero: Zero | None = None) -> Graph | None:
     """The norm of all gradients -> the factor that the update scales them by: the graph "norm", or None where neither is asked for.
 
     The norm is the norm of the gradients' norms, in the model's order, as torch.nn.utils.clip_grad_norm_ computes it on gradients in the dtype that
     the optimizer works in. With a loss scale it is that of the unscaled gradients: a power of two may be divided out before or after.
+    With several ranks it is the norm of the ranks' norms, each over the shards of a rank, at every stage of ZeRO.
     """
     metric = {slot.target: slot.value for run in persistent.runs if run.kind == "metrics" for slot in run.slots}
     if "grad_norm" not in metric:
         return None
-    inputs: list[Input] = []
     nodes: list[Node] = []
-    runs = {run.name: run for run in persistent.runs}
-    grads = {slot.target: (slot.value, run) for run in persistent.runs if run.kind == "gradients" for slot in run.slots}
-    order = [name for name in distinct(model.named_parameters(remove_duplicate=False)) if name in grads]
-    widths = []
-    for name in order:
-        value, run = grads[name]
-        inputs.append(Input(Value(f"grad.{name}", value.dtype, value.shape, value.strides), "grad", name))
-        label = run.name.removeprefix("grad.")
-        works_on = runs.get(f"master.{label}") or runs[f"param.{label}"]
-        widths.append(max(value.dtype, works_on.dtype, key=lambda d: ITEMSIZE[d]))
+    inputs, widths = _shards_of_gradients(persistent) if zero else _gradients(model, persistent)
     dtype = metric["grad_norm"].dtype
     scaled = "inverse_scale" in metric
     norm = Value("scaled_norm" if scaled else "grad_norm", dtype, (), ())
-    of = tuple(Ref(f"grad.{name}") for name in order)
-    nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", tuple(widths)),), (norm,), "update"))
+    of = tuple(Ref(given.value.name) for given in inputs)
+    if zero:
+        own = Value("own_norm", dtype, (), ())
+        nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths),), (own,), "update"))
+        every, gathering = over_ranks(own, "norms", zero)
+        nodes += gathering
+        of, widths = (Ref(every.name),), (dtype,)
+    nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths),), (norm,), "update"))
     inverse = Value("inverse_scale", dtype, (), ())
     if scaled:
         inputs.append(Input(inverse, "metric", "inverse_scale"))
@@ -121,6 +124,28 @@ def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float 
             nodes.append(Node("aten.mul.Tensor", (Ref(clip.name), Ref(inverse.name)), (), (factor,), "update"))
             outputs.append(Output(factor.name, "metric", "grad_factor"))
     return Graph("norm", tuple(inputs), tuple(nodes), tuple(outputs))
+
+
+def _gradients(model: torch.nn.Module, persistent: Persistent) -> tuple[list[Input], tuple[str, ...]]:
+    """Every gradient in the model's order, and the dtype to take its norm in."""
+    grads = {slot.target: (slot.value, run) for run in persistent.runs if run.kind == "gradients" for slot in run.slots}
+    order = [name for name in distinct(model.named_parameters(remove_duplicate=False)) if name in grads]
+    inputs = [Input(replace(grads[name][0], name=f"grad.{name}"), "grad", name) for name in order]
+    return inputs, tuple(_norm_width(grads[name][1], persistent) for name in order)
+
+
+def _shards_of_gradients(persistent: Persistent) -> tuple[list[Input], tuple[str, ...]]:
+    """This rank's shard of every run of gradients; its padding is zero."""
+    runs = [run for run in persistent.runs if run.kind == "gradients"]
+    parts = [_part(run, True) for run in runs]
+    return [Input(value, "grad", target) for value, target in parts], tuple(_norm_width(run, persistent) for run in runs)
+
+
+def _norm_width(run: Run, persistent: Persistent) -> str:
+    """The wider dtype of a run of gradients and of what the optimizer works on with them."""
+    label = run.name.removeprefix("grad.")
+    works_on = persistent.by_name.get(f"master.{label}") or persistent.by_name[f"param.{label}"]
+    return max(run.dtype, works_on.dtype, key=lambda d: ITEMSIZE[d])
 
 
 def update_graph(optimizer: torch.optim.Optimizer, persistent: Persistent, owned: list[Owned]) -> Graph:
@@ -145,14 +170,16 @@ def _optimizer_node(
     updated = [item.params, *item.states.values(), *item.numbers.values()]
     results = []
     for run in [*updated, item.grads]:
-        # numbers have no padding; of all other runs the whole is one flat tensor
-        value = Value(run.name, run.dtype, run.slots[0].value.shape, (1,)) if run in item.numbers.values() else _flat(run)
-        inputs.append(Input(value, run.slots[0].role, f"run {run.name}"))
+        if run in item.numbers.values():  # numbers have no padding and no shards
+            value, target = Value(run.name, run.dtype, run.slots[0].value.shape, (1,)), f"run {run.name}"
+        else:
+            value, target = _part(run, item.sharded)
+        inputs.append(Input(value, run.role, target))
         if run is not item.grads:
             results.append(Value(f"new.{run.name}", run.dtype, value.shape, value.strides))
-            outputs.append(Output(f"new.{run.name}", run.slots[0].role, f"run {run.name}"))
-    places = [[s.offset // ITEMSIZE[run.dtype] for s in run.slots] for run in (item.params, item.grads)]
-    assert places[0] == places[1], f"{item.grads.name}: gradients lie at other element offsets than their parameters"
+            outputs.append(Output(f"new.{run.name}", run.role, target))
+    pieces = _pieces(item.params, item.sharded)
+    assert pieces == _pieces(item.grads, item.sharded), f"{item.grads.name}: gradients lie at other element offsets than their parameters"
     needs = described.needs_of(group)
     # a gradient that is scaled, converted or changed is worked on in a temporary, the last: the step's own one stays as it is
     own_grad = coefficient is not None or needs.changes_grad or item.grads.dtype != item.params.dtype
@@ -161,22 +188,44 @@ def _optimizer_node(
         ("fused", is_fused(group)),
         ("states", tuple(item.states)),
         ("numbers", tuple(item.numbers)),
-        ("pieces", tuple((start, slot.value.num_elements) for start, slot in zip(places[0], item.params.slots))),
+        ("pieces", pieces),
         ("own_grad", own_grad),
         ("temporaries", needs.temporaries + own_grad),
     )
     args = (*(Ref(run.name) for run in updated), Ref(item.grads.name), coefficient)
     nodes.append(Node(f"packhorse.optimize.{len(updated) - 1}", args, kwargs, tuple(results), "update"))
     if item.copies is not None:
-        copy = _flat(item.copies, f"new.{item.copies.name}")
+        copy, target = _part(item.copies, item.sharded, f"new.{item.copies.name}")
         nodes.append(_converted(results[0].name, copy, copy.dtype))
-        outputs.append(Output(copy.name, "param", f"run {item.copies.name}"))
+        outputs.append(Output(copy.name, "param", target))
 
 
 def _flat(run: Run, name: str | None = None) -> Value:
-    """A whole run as one tensor."""
+    """All that is held of a run as one tensor."""
     shape = (run.num_bytes // ITEMSIZE[run.dtype],)
     return Value(name or run.name, run.dtype, shape, contiguous_strides(shape))
+
+
+def _part(run: Run, sharded: bool, name: str | None = None) -> tuple[Value, str]:
+    """This rank's shard of a run, or all that is held of it, as one tensor, and what it stands for."""
+    if not sharded:
+        return _flat(run, name), f"run {run.name}"
+    return Value(name or run.name, run.dtype, (run.shard_bytes // ITEMSIZE[run.dtype],), (1,)), f"shard {run.name}"
+
+
+def _pieces(run: Run, sharded: bool) -> tuple[tuple[int, int, int], ...]:
+    """(first element, elements, number of the parameter) of what an optimizer takes at once in a run, or in this rank's shard of it.
+
+    A run that is cut into shards is worked on in the pieces of them all, so that every stage of ZeRO rounds alike.
+    """
+    layout, itemsize = run.layout, ITEMSIZE[run.dtype]
+    number = {slot.target: index for index, slot in enumerate(layout.slots)}
+    found = []
+    for rank in [run.rank] if sharded else range(run.num_ranks):
+        shard = shard_of(replace(layout, rank=rank)) if run.num_ranks > 1 else layout
+        start = 0 if sharded else rank * (run.shard_bytes // itemsize)
+        found += [(start + slot.offset // itemsize, slot.value.num_elements, number[slot.target]) for slot in shard.slots]
+    return tuple(found)
 
 
 def _converted(source: str, result: Value, dtype: str) -> Node:

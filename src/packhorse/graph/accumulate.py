@@ -20,10 +20,10 @@ def first_micro_batch(graph: Graph, num_micro_batches: int) -> Graph:
     return Graph("first", graph.inputs, tuple(nodes), tuple(outputs))
 
 
-def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[str, tuple[int, ...]]) -> Graph:
+def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[str, tuple[int, ...]] | None) -> Graph:
     """The captured graph with loss and gradients added to what the micro-batches before it left.
 
-    grad_strides: parameter name -> strides in elements of its accumulated gradient.
+    grad_strides: parameter name -> strides in elements of its accumulated gradient; None: gradients stay as they are, to be added elsewhere.
     """
     inputs, outputs = list(graph.inputs), []
     made = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
@@ -38,7 +38,7 @@ def next_micro_batch(graph: Graph, num_micro_batches: int, grad_strides: dict[st
             inputs.append(Input(before, "metric", "loss"))
             ends.append(Node("aten.add.Tensor", (Ref(before.name), Ref(share)), (), (total,), "forward"))
             out = Output(total.name, out.role, out.target)
-        elif out.role == "grad":
+        elif out.role == "grad" and grad_strides is not None:
             strides = grad_strides[out.target]
             before = Value(f".grad_before.{out.target}", value.dtype, value.shape, strides)
             total = Value(f".grad_total.{out.target}", value.dtype, value.shape, strides)

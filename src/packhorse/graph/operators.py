@@ -36,6 +36,15 @@ LOSS_CHUNK_BYTES = 1 << 19
 UPDATE_CHUNK_BYTES = 1 << 19
 MAX_STATES = 12  # state runs that an optimizer may have; torch's own have four at most
 
+# Collectives over an axis of the mesh (packhorse/parallel): each starts it, and WAIT ends it.
+ALL_GATHER = "packhorse.all_gather.default"  # this rank's shard -> all shards
+ALL_GATHER_OTHERS = "packhorse.all_gather_others.default"  # this rank's shard -> those before it, those after it
+REDUCE_SCATTER = "packhorse.reduce_scatter.default"  # tensors -> the sums over ranks of the pieces that lie in this rank's shard
+REDUCE_SCATTER_OWN = "packhorse.reduce_scatter_own."  # the same, in place in the tensors; the number of tensors follows
+ALL_REDUCE = "packhorse.all_reduce."  # the sums over ranks, in place in the tensors; the number of tensors follows
+WAIT = "packhorse.wait.default"
+MAX_REDUCED = 64  # tensors in one reduction
+
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
     """Rows per chunk of the fused loss gradient."""
@@ -49,20 +58,20 @@ def _loss_scratch(node: Node, values: dict) -> int:
     return loss_rows(rows, row_bytes) * row_bytes
 
 
-def update_batches(pieces: tuple[tuple[int, int], ...], fused: bool, temporaries: int, itemsize: int) -> list[list[tuple[int, int, int]]]:
-    """What an optimizer takes at once: (parameter, start, end), element ranges of a run. pieces: (start, count) of each parameter.
+def update_batches(pieces: tuple[tuple[int, int, int], ...], fused: bool, temporaries: int, itemsize: int) -> list[list[tuple[int, int, int]]]:
+    """What an optimizer takes at once: (parameter, start, end), element ranges of a run. pieces: (start, count, parameter).
 
     A fused kernel that needs no temporary takes everything at once. Fused kernels split their work at cache lines, so a large parameter
     may be cut into chunks and small neighbours taken together. The
     unfused formulas round an element by where it stands in its vector loop, so each parameter is taken alone and whole, as torch.optim does.
     """
     if not fused:
-        return [[(index, start, start + count)] for index, (start, count) in enumerate(pieces) if count]
+        return [[(index, start, start + count)] for start, count, index in pieces if count]
     if temporaries == 0:
-        return [[(index, start, start + count) for index, (start, count) in enumerate(pieces)]]
+        return [[(index, start, start + count) for start, count, index in pieces]] if pieces else []
     limit = UPDATE_CHUNK_BYTES // itemsize
     found: list[list[tuple[int, int, int]]] = []
-    for index, (first, count) in enumerate(pieces):
+    for first, count, index in pieces:
         for start in range(first, first + count, limit):
             end = min(start + limit, first + count)
             if found and end - found[-1][0][1] <= limit:
@@ -242,6 +251,13 @@ OPERATORS: dict[str, Operator] = {
     # master weights take over what was changed in the model's own 16-bit parameters
     "packhorse.follow.default": Operator("out", updates=((0, 0),), scratch=_follow_scratch),
     "packhorse.grad_norm.default": Operator("out", scratch=_norm_scratch),
+    # collectives
+    **{name: Operator("out") for name in (ALL_GATHER, ALL_GATHER_OTHERS, REDUCE_SCATTER, WAIT)},
+    **{
+        f"{name}{n}": Operator("out", updates=tuple((k, k) for k in range(n)))
+        for name in (REDUCE_SCATTER_OWN, ALL_REDUCE)
+        for n in range(1, MAX_REDUCED + 1)
+    },
     "packhorse.clip_coefficient.default": Operator("out"),
 }
 

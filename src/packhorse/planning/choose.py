@@ -16,7 +16,8 @@ from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
 from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent
-from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph
+from packhorse.parallel.zero import Zero
+from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph, times_of
 from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
@@ -26,7 +27,7 @@ from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
 
 NEARLY = 1.01  # simulated bytes that are so much above a limit are laid out too: what the layout says counts
-MICRO = ("next", "first")  # programs that are searched, the one that needs more first
+MICRO = ("last", "next", "first")  # programs that are searched, the one that needs more first
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,29 @@ class Chosen:
     least_overhead_seconds: float | None
 
 
-def choose(graph: Graph, persistent: Persistent, options: Options, device: Device, rest: Rest, limit: Callable[[int], int | None]) -> Chosen:
+def choose(
+    graph: Graph,
+    persistent: Persistent,
+    options: Options,
+    device: Device,
+    rest: Rest,
+    limit: Callable[[int], int | None],
+    finish: "Finish | None" = None,
+) -> Chosen:
     """The fastest plan of one micro-batch's graph within the limit, else the leanest; without a limit the leanest of the method (of "auto"
     and "optimal" the fastest).
 
-    limit: what the whole step may take, of what it takes when everything is kept.
+    limit: what the whole step may take, of what it takes when everything is kept. finish: what several ranks make of the graph of a candidate.
     """
+    finish = finish or Finish(persistent, options)
     method = "optimal" if options.recompute == "auto" else options.recompute
-    facts = _facts(graph, persistent, options, device)
+    facts = _facts(graph, finish.counted, options, device)
     _check_marks(facts)
     plain = _measured(facts, order_of(facts, {}))
-    everything = rest.peak(plain)
+    more = finish.more(plain, rest)  # bytes that no candidate knows of
+    everything = rest.peak(plain) + more
     allowed = limit(everything)
-    room = None if allowed is None else allowed - rest.persistent_bytes
+    room = None if allowed is None else allowed - rest.persistent_bytes - more
     if (
         method == "none"
         or (method == "optimal" and options.budget is None)
@@ -90,36 +101,73 @@ def choose(graph: Graph, persistent: Persistent, options: Options, device: Devic
     else:
         orders = METHODS[method](facts, room) or METHODS[method](facts, None) or [plain.order]  # none within the limit: what is the least
         candidates = [_measured(facts, order) for order in dict.fromkeys(orders)]
-        found = allowed is not None and any(rest.peak(c) <= allowed for c in candidates)
+        found = allowed is not None and any(rest.peak(c) + more <= allowed for c in candidates)
         if method == "optimal" and is_outside(facts) and not (found and is_large(facts)):
-            inside = _facts(into_arena(graph), persistent, options, device)
+            inside = _facts(into_arena(graph), finish.counted, options, device)
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
             if is_large(facts):  # a plan of segments keeps little outside: it needs no copies
                 candidates += [_measured(facts, order) for order in chen(facts)]
-    if allowed is not None:
-        nearly = allowed if is_large(facts) else allowed * NEARLY
-        for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
-            if rest.peak(candidate) <= nearly:
-                planned = plan_graph(_graph(candidate), persistent, options)
+    if allowed is None:
+        fastest = method in ("none", "optimal") and options.budget is None
+        return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, plain.seconds, None)
+    nearly = allowed if is_large(facts) else allowed * NEARLY
+    for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
+        if rest.peak(candidate) + more <= nearly:
+            for ahead in finish.ways:
+                planned = finish.planned(_graph(candidate), ahead)
                 if rest.peak(planned) <= allowed:
                     return Chosen(planned, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
-    return Chosen(_leanest(candidates, persistent, options, rest), everything, plain.seconds, None)
+    return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, plain.seconds, None)
 
 
-def _leanest(candidates: list[Candidate], persistent: Persistent, options: Options, rest: Rest) -> GraphPlan:
+@dataclass(frozen=True)
+class Finish:
+    """The last step of a candidate: laid out, and before that made into what one rank of several runs. counted: where things persist as far as
+    the methods of recomputation count."""
+
+    persistent: Persistent
+    options: Options
+    zero: Zero | None = None
+    name: str = "first"
+
+    @property
+    def counted(self) -> Persistent:
+        if self.zero is None:
+            return self.persistent
+        known = {run.name for run in self.zero.persistent.runs}
+        return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))
+
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        """Gathers one unit ahead, where there are any; then without."""
+        return (True, False) if self.zero is not None and self.zero.partition.shards_parameters else (False,)
+
+    def planned(self, graph: Graph, ahead: bool) -> GraphPlan:
+        if self.zero is not None:
+            graph = self.zero.micro_batch(self.name, graph, self.options.num_micro_batches, ahead)
+        return plan_graph(graph, self.persistent, self.options)
+
+    def more(self, plain: Candidate, rest: Rest) -> int:
+        """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
+        return 0 if self.zero is None else rest.peak(self.planned(_graph(plain), False)) - rest.peak(plain)
+
+
+def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> GraphPlan:
     """What the layout says is the leanest, then the fastest; of a large graph, where a layout takes long, what the simulation says."""
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
     few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak if rest.peak(c) <= least * NEARLY]
-    laid_out = [(plan_graph(_graph(c), persistent, options), c.seconds) for c in few]
+    laid_out = [(finish.planned(_graph(c), ahead), c.seconds) for c in few]
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 
 
-def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None) -> Plan:
+def make_plan(
+    graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None, zero: Zero | None = None
+) -> Plan:
     """The plan of a step, judged against the budget.
 
     graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update
-    needs it.
+    needs it; of several ranks "loss", and "last" where gradients are reduced in the last micro-batch only. zero: what makes rank's programs of them.
     Raises BudgetError, with the least budget that works, what is alive at the peak and what would fit, if no plan of the method meets it.
     """
     programs = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items() if name not in MICRO}
@@ -131,18 +179,19 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
     for name in MICRO:
         if name not in graphs:
             continue
-        chosen = choose(graphs[name], persistent, options, device, rest, partial(_limit, options.budget, everything))
+        finish = Finish(persistent, options, zero, name)
+        chosen = choose(graphs[name], persistent, options, device, rest, partial(_limit, options.budget, everything), finish)
         everything = max(everything, chosen.keep_everything_bytes)
-        times = options.num_micro_batches - 1 if name == "next" else 1
+        times = times_of(name, graphs, options)
         seconds += times * chosen.keep_everything_seconds
         bounds.append(None if chosen.least_overhead_seconds is None else times * chosen.least_overhead_seconds)
         programs[name] = chosen.planned
         rest = rest.along(chosen.planned)
     bound = None if None in bounds else sum(b for b in bounds if b is not None)
-    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, job)
+    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, zero, job)
     limit = budget_bytes(options.budget, everything)
     if limit is not None and plan.peak_bytes > limit:
-        raise too_small(plan, limit, _optimal_within(limit, graphs, persistent, options, device))
+        raise too_small(plan, limit, _optimal_within(limit, graphs, persistent, options, device, zero))
     return plan
 
 
@@ -151,12 +200,14 @@ def _limit(budget: int | str | None, known: int, everything: int) -> int | None:
     return budget_bytes(budget, max(known, everything))
 
 
-def _optimal_within(limit: int, graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device) -> dict[str, int]:
+def _optimal_within(
+    limit: int, graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, zero: Zero | None
+) -> dict[str, int]:
     """What the optimal plan within the limit needs, by its name; nothing if there is none, or if it is what was asked for."""
     if options.recompute in ("auto", "optimal"):
         return {}
     try:
-        return {"optimal": make_plan(graphs, persistent, replace(options, recompute="optimal", budget=limit), device).peak_bytes}
+        return {"optimal": make_plan(graphs, persistent, replace(options, recompute="optimal", budget=limit), device, zero=zero).peak_bytes}
     except BudgetError:
         return {}
 

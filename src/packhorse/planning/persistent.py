@@ -3,41 +3,86 @@
 A run is one contiguous piece of memory of one dtype. Parameters are sorted into runs by (dtype, trained or not, parameter group); inside a run
 each starts at a multiple of 64 bytes, and what that wastes is padding, a line of its own in the ledger. The gradient of a run and each
 of its optimizer states have the same offsets, so that an optimizer works on whole runs, not on single parameters.
+
+With several data parallel ranks a run is cut into as many equal shards, one a rank (ZeRO, section 5.1). A rank holds the whole run and owns one shard
+of it, or holds its shard alone: then the slots are pieces, the part of each tensor that lies in the shard.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Graph, Value
 from packhorse.units import align_up
 
 ALIGNMENT = 64
+ROLES = {
+    "parameters": "param",
+    "master weights": "master",
+    "gradients": "grad",
+    "optimizer states": "state",
+    "buffers": "buffer",
+    "metrics": "metric",
+    "constants": "constant",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor inside a run. `offset` in bytes from the start of the run; `value` gives dtype, shape and strides."""
+    """One tensor inside a run, or a piece of one. `offset` in bytes from the start of the run; `value` gives dtype, shape and strides, flat for
+    a piece, whose first element is the tensor's number `begin` in the order of memory."""
 
     role: str
     target: str
     offset: int
     value: Value
+    begin: int = 0
 
 
 @dataclass(frozen=True)
 class Run:
     """One piece of flat storage. kind: "parameters", "master weights", "gradients", "optimizer states", "buffers", "metrics",
-    "constants"."""
+    "constants".
+
+    num_ranks, rank: it is cut into so many shards, and this rank's is the `rank`-th. whole: the run that this one is a shard of, if it is one.
+    """
 
     name: str
     kind: str
     dtype: str
     num_bytes: int
     slots: tuple[Slot, ...]
+    num_ranks: int = 1
+    rank: int = 0
+    whole: "Run | None" = None
 
     @property
     def padding_bytes(self) -> int:
         return self.num_bytes - sum(slot.value.extent_bytes for slot in self.slots)
+
+    @property
+    def role(self) -> str:
+        """Of every slot in it."""
+        return ROLES[self.kind]
+
+    @property
+    def layout(self) -> "Run":
+        """The whole run: where every tensor lies, on whichever rank."""
+        return self.whole or self
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.layout.num_bytes // self.num_ranks
+
+    @property
+    def own_offset(self) -> int:
+        """Bytes from the start of what this rank holds to its shard."""
+        return 0 if self.whole else self.rank * self.shard_bytes
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Target -> byte offset in the whole run."""
+        return {slot.target: slot.offset for slot in self.layout.slots}
 
 
 @dataclass(frozen=True)
@@ -47,12 +92,21 @@ class Persistent:
     runs: tuple[Run, ...]
 
     def places(self) -> dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]:
-        """(role, target) -> (run name, byte offset, strides in elements). A whole run has the target "run <name>"."""
+        """(role, target) -> (run name, byte offset, strides in elements). All that is held of a run has the target "run <name>", this rank's shard
+        "shard <name>", and what lies before and after it "before <name>", "after <name>"."""
         table = {(slot.role, slot.target): (run.name, slot.offset, slot.value.strides) for run in self.runs for slot in run.slots}
         for run in self.runs:
-            if run.slots:
-                table.setdefault((run.slots[0].role, f"run {run.name}"), (run.name, 0, (1,)))
+            table.setdefault((run.role, f"run {run.name}"), (run.name, 0, (1,)))
+            if run.num_ranks > 1:
+                table[run.role, f"shard {run.name}"] = (run.name, run.own_offset, (1,))
+                table[run.role, f"before {run.name}"] = (run.name, 0, (1,))
+                table[run.role, f"after {run.name}"] = (run.name, run.own_offset + run.shard_bytes, (1,))
         return table
+
+    @cached_property
+    def by_name(self) -> dict[str, Run]:
+        """Run name -> run."""
+        return {run.name: run for run in self.runs}
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +163,27 @@ def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) ->
             f"{name}/{s.target}" if role == "state" else s.target,
             s.offset // ITEMSIZE[run.dtype] * ITEMSIZE[dtype],
             replace(s.value, dtype=dtype),
+            s.begin,
         )
         for s in run.slots
     ]
-    return Run(name, kind, dtype, run.num_bytes // ITEMSIZE[run.dtype] * ITEMSIZE[dtype], tuple(slots))
+    whole = like(run.whole, name, kind, role, dtype) if run.whole else None
+    return Run(name, kind, dtype, run.num_bytes // ITEMSIZE[run.dtype] * ITEMSIZE[dtype], tuple(slots), run.num_ranks, run.rank, whole)
+
+
+def divided(run: Run, num_ranks: int, rank: int, align: int) -> Run:
+    """The run, padded so that it can be cut into equal shards of a multiple of `align` elements each."""
+    return replace(run, num_bytes=align_up(run.num_bytes, num_ranks * align * ITEMSIZE[run.dtype]), num_ranks=num_ranks, rank=rank)
+
+
+def shard_of(run: Run) -> Run:
+    """What a rank holds that holds only its shard of the run."""
+    size, itemsize = run.shard_bytes, ITEMSIZE[run.dtype]
+    first = run.rank * size
+    slots = []
+    for s in run.slots:
+        start, end = max(s.offset, first), min(s.offset + s.value.extent_bytes, first + size)
+        if start < end:
+            piece = Value(s.value.name, s.value.dtype, ((end - start) // itemsize,), (1,))
+            slots.append(Slot(s.role, s.target, start - first, piece, (start - s.offset) // itemsize))
+    return replace(run, num_bytes=size, slots=tuple(slots), whole=run)

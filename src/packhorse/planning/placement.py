@@ -119,16 +119,9 @@ class _Placer:
             if self.homes.get(value.root) == home and value.base is None:
                 continue  # step 1 has put it there, or the graph hands an input back as it is
             time = self.maker.get(value.root)
-            if (
-                time is not None
-                and value.root not in self.homes
-                and operator(self.graph.nodes[time].op).kind != "adopt"
-                and self._whole(value)
-                and same_layout(value.shape, value.strides, strides)
-                and all(self.last_read.get(root, -1) < time for root in self.living.get(home, ()) if before is None or root != before.name)
-                and (before is None or self._overwritable(self.graph.nodes[time], time, before, self.values[value.root]))
-            ):
+            if self._may_be_made_at(home, value, strides, before):
                 self.settle(value.root, home)
+                self._make_argument_there(value, home, strides, before)
                 continue
             last = max((self.last_read.get(root, -1) for root in self.living.get(home, ())), default=-1)
             self.copies.append(CopyOut(max(last, -1 if time is None else time, 0), out.name, home, (out.role, out.target), strides))
@@ -142,6 +135,33 @@ class _Placer:
                 # a copy after a later node must find the value untouched: it stays alive over that node, so that nothing takes its storage over
                 ends = [time + (1 if time == self.maker[root] else 2) for time in copied]
                 self.spans[root] = Lifespan(self.spans[root].lower, max([self.last_read.get(root, -1) + 1, self.spans[root].lower + 1, *ends]))
+
+    def _may_be_made_at(self, home: Home, value: Value, strides: tuple[int, ...], before: Value | None) -> bool:
+        """The node that makes `value` may write it to where it persists, over the old contents `before`."""
+        time = self.maker.get(value.root)
+        return (
+            time is not None
+            and value.root not in self.homes
+            and operator(self.graph.nodes[time].op).kind != "adopt"
+            and self._whole(value)
+            and same_layout(value.shape, value.strides, strides)
+            and all(self.last_read.get(root, -1) < time for root in self.living.get(home, ()) if before is None or root != before.name)
+            and (before is None or self._overwritable(self.graph.nodes[time], time, before, self.values[value.root]))
+        )
+
+    def _make_argument_there(self, result: Value, home: Home, strides: tuple[int, ...], before: Value | None) -> None:
+        """What a kernel changes in place is made where its result persists, if nobody else reads it."""
+        time = self.maker[result.root]
+        node = self.graph.nodes[time]
+        for index, position in operator(node.op).updates:
+            out, arg = node.outputs[index], node.args[position]
+            if out is None or out.name != result.root or not isinstance(arg, Ref):
+                continue
+            value = self.values[arg.name]
+            self.living[home].remove(result.root)
+            if self.last_read.get(value.root, -1) == time and self._may_be_made_at(home, value, strides, before):
+                self.settle(value.root, home)
+            self.living[home].append(result.root)
 
     def _whole(self, value: Value) -> bool:
         """The value covers its root's storage completely and in the order in which it would lie elsewhere."""

@@ -1,6 +1,6 @@
 """What a plan is: graphs with a home for every value and an offset for every buffer. No torch. Which graphs they are, choose.py decides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,8 @@ from packhorse.graph.ir import Graph
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.layout import lay_out
 from packhorse.mesh import Mesh
+from packhorse.parallel.volume import GREETING_BYTES, sent_bytes
+from packhorse.parallel.zero import Zero
 from packhorse.planning.flops import graph_flops, node_flops
 from packhorse.planning.persistent import ALIGNMENT, Persistent
 from packhorse.planning.placement import Placement, place
@@ -65,16 +67,18 @@ class Options:
     mesh: Mesh = field(default_factory=Mesh)
     in_place: bool = True
     share: bool = True
+    rank: int = 0
+    zero_stage: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one training step: `programs` maps "agree", "first", "next", "norm", "update" to their planned graphs.
+    """The plan of one training step: `programs` maps "agree", "first", "next", "last", "loss", "norm", "update" to their planned graphs.
 
     All bytes are of this rank. peak_bytes = persistent_bytes + arena_bytes + external_bytes.
     device: where seconds come from. keep_everything_bytes, keep_everything_seconds: peak and predicted seconds of the step that recomputes nothing.
     least_overhead_seconds: no plan within the budget takes fewer extra seconds (None where there is no limit).
-    `job` is what `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
+    zero: the pass over programs of several ranks. `job` is what `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
     """
 
     programs: dict[str, GraphPlan]
@@ -84,6 +88,7 @@ class Plan:
     keep_everything_bytes: int
     keep_everything_seconds: float
     least_overhead_seconds: float | None = None
+    zero: Zero | None = field(default=None, compare=False, repr=False)
     job: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -107,7 +112,9 @@ class Plan:
     @property
     def comm_bytes(self) -> int:
         """Bytes sent by this rank per optimizer step; one rank sends none."""
-        return 0
+        if self.zero is None:
+            return 0
+        return self._of_step(lambda planned: sent_bytes(planned.graph)) + GREETING_BYTES * (self.options.mesh.world_size - 1)
 
     @property
     def overhead_flops(self) -> int:
@@ -130,8 +137,12 @@ class Plan:
         return self._of_step(lambda planned: planned.seconds(self.device))
 
     def _of_step(self, of: Callable[[GraphPlan], Any]) -> Any:
-        """A sum over the programs of one step, "next" as often as it runs."""
-        return sum(of(planned) * (self.options.num_micro_batches - 1 if name == "next" else 1) for name, planned in self.programs.items())
+        """A sum over the programs of one step, each as often as it runs."""
+        return sum(of(planned) * self.times(name) for name, planned in self.programs.items())
+
+    def times(self, name: str) -> int:
+        """How often a step runs a program."""
+        return times_of(name, self.programs, self.options)
 
     def __str__(self) -> str:
         from packhorse.planning.ledger import ledger_of
@@ -143,6 +154,13 @@ class Plan:
         from packhorse.planning.ledger import ledger_of
 
         return ledger_of(self).to_dict()
+
+
+def times_of(name: str, programs: Container[str], options: Options) -> int:
+    """How often a step of these programs runs one of them."""
+    if name == "next":
+        return options.num_micro_batches - 1 - ("last" in programs)
+    return int(name != "agree" or options.mesh.world_size == 1)  # with several ranks weights are made to agree once, before the first step
 
 
 def plan_graph(graph: Graph, persistent: Persistent, options: Options) -> GraphPlan:

@@ -2,7 +2,7 @@
 of the operators it knows which arguments a result may lie over."""
 
 from packhorse.errors import CheckError
-from packhorse.graph.operators import operator
+from packhorse.graph.operators import WAIT, operator
 from packhorse.program.program import Call, Operand, Program, operands_of
 
 
@@ -42,12 +42,23 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
     arena, runs = _Memory(), {name: _Memory() for name in persistent_bytes}
     slots: dict[str, str | None] = {}
     freed: set[str] = set()
+    under_way: dict[str, tuple[list[Operand], list[Operand]]] = {}  # collective -> what it reads, what it writes
     for index, instruction in enumerate(program.instructions):
         where = f"program {program.name}, instruction {index} (time {instruction.time})"
         read, written = operands_of(instruction)
         scratch = instruction.scratch if isinstance(instruction, Call) else None
         for operand in [*read, *written, *([scratch] if scratch else [])]:
             _inside(operand, program, persistent_bytes, where)
+        if isinstance(instruction, Call) and (tag := dict(instruction.kwargs).get("tag")) is not None:
+            if instruction.op == WAIT:
+                if tag not in under_way:
+                    raise CheckError(f"{where}: waits for {tag!r}, which is not under way")
+                del under_way[str(tag)]
+        for tag, (reads, writes) in under_way.items():
+            if any(_overlap(a, b) for a in [*read, *written] for b in writes) or any(_overlap(a, b) for a in written for b in reads):
+                raise CheckError(f"{where}: touches what the collective {tag!r} works on, before the wait for it")
+        if isinstance(instruction, Call) and instruction.op != WAIT and (tag := dict(instruction.kwargs).get("tag")) is not None:
+            under_way[str(tag)] = (read, written)
         for operand in read:
             start, end = operand.offset, operand.offset + operand.extent_bytes
             if operand.space == "arena" and start < end and arena.owners(start, end) != {operand.root}:
@@ -78,6 +89,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
                 raise CheckError(f"{where}: frees slot {name}, which is not filled")
             freed.add(name)
             slots[name] = None
+    if under_way:
+        raise CheckError(f"program {program.name}: nobody waits for {sorted(under_way)}")
     if any(owner is not None for owner in slots.values()):
         raise CheckError(f"program {program.name}: slots {[n for n, o in slots.items() if o is not None]} are never freed")
     for role, target, operand in program.outputs:

@@ -24,7 +24,7 @@ def page_data(plan: Plan) -> dict[str, Any]:
     def word(text: str) -> int:
         return words.setdefault(text, len(words))
 
-    programs = [_program(name, planned, word, plan.options.num_micro_batches - 1 if name == "next" else 1) for name, planned in plan.programs.items()]
+    programs = [_program(name, planned, word, plan.times(name)) for name, planned in plan.programs.items()]
     return {
         "peak": plan.peak_bytes,
         "budget": budget_bytes(plan.options.budget, plan.keep_everything_bytes),

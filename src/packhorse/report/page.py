@@ -203,7 +203,7 @@ def _programs(plan: Plan) -> str:
     heads = [Cell("program"), *(Cell(head, "number") for head in ("calls", "times a step", "arena", "lower bound", "fragmentation", "external"))]
     rows = []
     for name, planned in plan.programs.items():
-        repeats = plan.options.num_micro_batches - 1 if name == "next" else 1
+        repeats = plan.times(name)
         layout = planned.layout
         sizes = (layout.height, layout.lower_bound, layout.fragmentation, planned.external_bytes)
         counts = (len(planned.graph.nodes), repeats)

@@ -13,14 +13,16 @@ import torch
 from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
-from packhorse.errors import CheckError, UserError
+from packhorse.errors import CheckError, PeerError, UserError
 from packhorse.graph.ir import Const
 from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
+from packhorse.runtime.collectives import call_of_collective, is_collective
 from packhorse.runtime.kernels import call_of, overload
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.random import drawing_from
+from packhorse.runtime.transport import Transport
 from packhorse.units import align_up
 
 
@@ -43,12 +45,19 @@ def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
 
 class BoundProgram:
     """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step.
-    generators: those that its Consts name."""
+    generators: those that its Consts name. transport: to the other ranks."""
 
     def __init__(
-        self, program: Program, arena: Arena, runs: dict[str, Tensor], groups: list[LiveGroup], generators: dict[str, Generator] | None = None
+        self,
+        program: Program,
+        arena: Arena,
+        runs: dict[str, Tensor],
+        groups: list[LiveGroup],
+        generators: dict[str, Generator] | None = None,
+        transport: Transport | None = None,
     ):
         self.program, self.arena, self.runs, self.groups, self.generators = program, arena, runs, groups, generators or {}
+        self.transport = transport
         self.slots: dict[str, Tensor] = {}
         self.batch: dict[str, Tensor] = {}
         self.live = self.peak = 0
@@ -68,12 +77,16 @@ class BoundProgram:
                 for step in self.steps:
                     step()
                     done += 1
+        except PeerError:
+            raise
         except (IndexError, RuntimeError, ValueError) as error:
             raise UserError(self._failure(done, error)) from error
         finally:
             if done < len(self.steps):
                 self.slots.clear()
                 self.batch.clear()
+                if self.transport is not None:
+                    self.transport.drop()
         high = self.arena.high_water(height, watch_all)
         if watch_all:
             self.seen_high_water = align_up(high or 0, ALIGNMENT)
@@ -104,7 +117,10 @@ class BoundProgram:
             state = kwargs.pop("state", None)
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            if instruction.adopts:
+            if is_collective(instruction.op):
+                assert self.transport is not None
+                call = self._bound(*call_of_collective(instruction.op, instruction.outputs, instruction.args, kwargs, self.transport))
+            elif instruction.adopts:
                 call = self._bound(overload(instruction.op), instruction.args, kwargs)
             else:
                 call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))

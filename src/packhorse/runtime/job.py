@@ -9,12 +9,14 @@ from torch import Tensor
 from packhorse.capture.batch import Signature
 from packhorse.capture.flat_storage import Widths
 from packhorse.capture.questions import Questions
+from packhorse.capture.trace import dense_strides
 from packhorse.errors import UserError
 from packhorse.optim.elementwise import Elementwise, Group, Needs, is_fused
 from packhorse.optim.table import describe
 from packhorse.planning.persistent import Persistent
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.storage import views
+from packhorse.runtime.transport import memory_order
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,11 @@ class Job:
             state = self.optimizer.state.get(target.parameter, {})
             starts = {**target.needs.states, **target.needs.numbers}
             known = [name for name in starts if state.get(name) is not None]
-            for name, start in starts.items():
-                home = target.homes[name]
+            for name, home in target.homes.items():
                 if state.get(name) is None:
-                    home.fill_(start)
+                    home.fill_(starts.get(name, 0.0))
                 else:
-                    home.copy_(torch.as_tensor(state[name]))
+                    target.take(name, torch.as_tensor(state[name]))
             if "step" not in target.needs.numbers:
                 target.homes["step"].fill_(float(bool(known)))
             if "step" in target.homes:
@@ -106,11 +107,12 @@ class Job:
     def _targets(self, persistent: Persistent, runs: dict[str, Tensor]) -> "Iterator[_Target]":
         """Every parameter of which the optimizer keeps something."""
         homes = views(persistent, runs, "state")
+        begins = {slot.target: slot.begin for run in persistent.runs if run.kind == "optimizer states" for slot in run.slots}
         groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         described = describe(self.optimizer)
         for run in persistent.runs:
             label = run.name.removeprefix("param.")
-            for index, slot in enumerate(run.slots if run.kind == "parameters" else ()):
+            for index, slot in enumerate(run.layout.slots if run.kind == "parameters" else ()):
                 parameter = self.parameters[slot.target]
                 if id(parameter) not in groups:
                     continue
@@ -118,18 +120,29 @@ class Job:
                 found = {name: homes[f"{name}.{label}"][index] for name in needs.kept_numbers if f"{name}.{label}" in homes}
                 found |= {name: homes[f"{name}.{label}/{slot.target}"] for name in needs.states if f"{name}.{label}/{slot.target}" in homes}
                 if found:  # frozen and unused parameters have none
-                    yield _Target(label, parameter, groups[id(parameter)], needs, found)
+                    at = {name: begins.get(f"{name}.{label}/{slot.target}", 0) for name in found}
+                    yield _Target(label, parameter, groups[id(parameter)], needs, found, at)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A parameter of the run `label`, and where its states and numbers lie, by name."""
+    """A parameter of the run `label`, and where its states and numbers lie, by name; where only a piece lies here, from which element on."""
 
     label: str
     parameter: torch.nn.Parameter
     group: Group
     needs: Needs
     homes: dict[str, Tensor]
+    begins: dict[str, int]
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """A state or number as it is elsewhere, to where it lies here."""
+        home = self.homes[name]
+        if home.shape == whole.shape:
+            home.copy_(whole)
+            return
+        dense = torch.empty_strided(self.parameter.shape, dense_strides(self.parameter), dtype=whole.dtype).copy_(whole)
+        home.copy_(memory_order(dense)[self.begins[name] : self.begins[name] + home.numel()])
 
 
 def modes_of(model: torch.nn.Module) -> tuple[tuple[int, bool], ...]:

@@ -43,12 +43,12 @@ def optimize(
 ) -> None:
     """One step of an optimizer on a run. rest: the states, each (N,) as param, the numbers, (parameters,), the gradient, the coefficient or None.
 
-    states, numbers: names. pieces: (start, count) of each parameter. own_grad: a gradient is used from a copy of its own in the last temporary.
+    states, numbers: names. pieces: (start, count, number of the parameter). own_grad: a gradient is used from a copy of its own in the last temporary.
     """
     *kept, grad, coefficient = rest
     runs, group = dict(zip(states, kept)), hyper.settings
     each = {name: run.unbind() for name, run in zip(numbers, kept[len(states) :])}
-    counts = [0.0] * len(pieces)
+    counts = [0.0] * (1 + max((index for _, _, index in pieces), default=0))
     if "step" in each:
         steps = kept[len(states) + numbers.index("step")]
         steps += 1

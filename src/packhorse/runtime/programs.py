@@ -1,5 +1,6 @@
 """The programs of a compiled step: those of its plan, and further ones for batches of other sizes or answers, other modes, and evaluation."""
 
+import hashlib
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from packhorse.capture.questions import Questions
 from packhorse.errors import BudgetError, CaptureError
 from packhorse.graph.ir import Graph
 from packhorse.planning.budget import budget_bytes
-from packhorse.planning.choose import Rest, choose
+from packhorse.planning.choose import MICRO, Finish, Rest, choose
 from packhorse.planning.persistent import Persistent, make_run, misfit
 from packhorse.planning.plan import GraphPlan, Plan, plan_graph
 from packhorse.program.lower import lower
@@ -21,6 +22,7 @@ from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.job import Job, modes_of
 from packhorse.runtime.storage import allocate, load_constants
+from packhorse.runtime.transport import Transport
 from packhorse.units import format_bytes
 
 MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
@@ -35,8 +37,10 @@ class Programs:
     runs: run name -> bytes; grows by the constants of further programs, and `persistent` with it.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, runs: dict[str, Tensor], device: torch.device):
+    def __init__(self, model: torch.nn.Module, plan: Plan, runs: dict[str, Tensor], device: torch.device, transport: Transport | None = None):
         job: Job = plan.job
+        self.transport = transport
+        self.numbers: dict[tuple, int] = {}
         self.model, self.plan, self.job, self.runs, self.device = model, plan, job, runs, device
         self.persistent: Persistent = plan.persistent
         self.arena: Arena | None = None
@@ -45,7 +49,7 @@ class Programs:
         self.captured: dict[tuple, list[Captured]] = {}  # (signature, modes) -> what was captured since the plan was made
         self.asked: dict[tuple, list[Questions]] = {}  # (name, signature, modes) -> the questions of each program made for it
         for name, planned in plan.programs.items():
-            if name in ("first", "next"):
+            if name in MICRO:
                 self.asked[name, job.signature, job.modes] = [job.questions]
                 self.planned[name, job.signature, job.modes, 0] = planned
             else:
@@ -55,6 +59,14 @@ class Programs:
     def run(self, name: str) -> dict[str, Measured]:
         """Runs a program that is made once, and what it took by its name; nothing if the plan has none of that name."""
         return {name: self.bound[(name,)].run({})} if (name,) in self.bound else {}
+
+    def collectives(self, keys: list[tuple]) -> int:
+        """A number that stands for the collectives of these programs, in order: the same on all ranks that run the same ones."""
+        if (number := self.numbers.get(tuple(keys))) is not None:
+            return number
+        tags = [str(dict(node.kwargs).get("tag", "")) for key in keys for node in self.planned[key].graph.nodes if node.op.startswith("packhorse.")]
+        self.numbers[tuple(keys)] = number = int.from_bytes(hashlib.sha256("\n".join(tags).encode()).digest()[:7], "big")
+        return number
 
     def peak_bytes(self, keys: list[tuple]) -> int:
         """What the programs of these keys need together, with all that persists."""
@@ -76,19 +88,21 @@ class Programs:
         """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
         if name == "evaluate":
             graph, constants, questions, generators = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
+            if self.plan.zero is not None:
+                graph = self.plan.zero.evaluation(graph)
         else:
             captured = self._captured(micro, key[1:])
-            found = captured.next if name == "next" else captured.first
+            found = captured.micro_batches([name])[name]
             assert found is not None
             graph, constants, questions, generators = found, captured.constants, captured.questions, captured.generators
-            missing = {slot.target for run in self.persistent.runs if run.kind == "gradients" for slot in run.slots} ^ captured.trained()
+            missing = {target for run in self.persistent.runs if run.kind == "gradients" for target in run.offsets} ^ captured.trained()
             if missing:
                 raise CaptureError(
                     f"with this batch other parameters get a gradient than with the planned one ({', '.join(sorted(missing)[:5])}); "
                     "a plan holds for one set of trained parameters: plan again with this batch"
                 )
         self.job.check_generators(generators, "with this batch or mode")
-        if wrong := misfit(graph, self.persistent):
+        if wrong := misfit(graph, self.persistent if self.plan.zero is None else self.plan.zero.whole):
             raise CaptureError(
                 f"with this batch or mode the step computes something of another dtype than planned: {wrong}; return the loss in one dtype, or "
                 "plan again with this batch"
@@ -102,7 +116,8 @@ class Programs:
         if name == "evaluate":
             planned = plan_graph(graph, persistent, options)
         else:
-            planned = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit).planned
+            finish = Finish(persistent, options, self.plan.zero, name)
+            planned = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit, finish).planned
         peak = rest.peak(planned)
         if limit is not None and peak > limit:
             what = "evaluating" if name == "evaluate" else "a step on"
@@ -132,7 +147,8 @@ class Programs:
             if known.questions.hold(tensors_of(micro)):
                 return known
         widths = self.job.widths
-        made = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads)
+        adds = self.plan.zero is None or not self.plan.zero.partition.shards_gradients
+        made = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads, adds)
         self.captured.setdefault(key, []).append(made)
         return made
 
@@ -150,7 +166,7 @@ class Programs:
 
     def bind(self, planned: GraphPlan) -> BoundProgram:
         assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.job.generators)
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.job.generators, self.transport)
 
 
 def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
-from packhorse.graph.ir import Arg, Const, Graph, Node, Ref
+from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
 from packhorse.graph.operators import operator
 from packhorse.runtime.kernels import RECIPES, overload
 from packhorse.runtime.optimizers import LiveGroup
@@ -76,10 +76,17 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
         return (args[0] * mask.to(args[0].dtype).div_(1 - args[1]), mask)
     if node.op == "aten.native_dropout_backward.default" and args[2] != 0 and not args[0].is_cuda:
         return (args[0] * args[1].to(args[0].dtype).div_(1 / args[2]),)
+    if node.op == "packhorse.parameters.default":
+        return [_at(args[0], value) for value in node.outputs if value is not None]
     if node.op.startswith("packhorse."):
         return _optimize(node, args, kwargs, groups, values)
     results = overload(node.op)(*args, **kwargs)
     return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def _at(flat: Tensor, value: Value) -> Tensor:
+    """A view of a flat tensor."""
+    return flat.as_strided(value.shape, value.strides, flat.storage_offset() + value.offset // flat.element_size())
 
 
 def _optimize(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, values: dict) -> list:

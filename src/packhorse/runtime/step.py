@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from packhorse.runtime.plain import from_plain, to_plain
 from packhorse.runtime.programs import Programs
 from packhorse.runtime.random import random_state, set_random_state
 from packhorse.runtime.reference import first_nonfinite
+from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.sharded import description, gathered, own_runs, spread_model
 from packhorse.runtime.storage import allocate, check_model, homes_of, load_constants, move_model, own_parameters, views
 
 MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
@@ -55,22 +58,30 @@ class Step:
         job: Job = plan.job
         self.model, self.plan, self.job, self.scheduler = model, plan, job, scheduler
         self.device = device_of(model)
+        self.ranks = None if plan.zero is None else Ranks(plan.options.mesh, plan.options.rank, self.device)
+        if self.ranks is not None:
+            self.ranks.require_same(description(plan))
         self.runs = allocate(plan.persistent, self.device)
-        move_model(model, plan.persistent, self.runs)
+        if self.ranks is None:
+            move_model(model, plan.persistent, self.runs)
+        else:
+            spread_model(model, plan.persistent, self.runs, self.ranks)
         load_constants(plan.persistent, self.runs, job.constants)
-        self.programs = Programs(model, plan, self.runs, self.device)
+        self.programs = Programs(model, plan, self.runs, self.device, None if self.ranks is None else self.ranks.transport)
         self.loss_scale = LossScale() if job.widths.scaled else None
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
         self.metrics = views(plan.persistent, self.runs, "metric")
         self.seed = views(plan.persistent, self.runs, "constant")["seed"]  # what the backward pass starts from
         self._write_scale()
+        self._loaded = True
         self.measured: dict[str, Measured] = {}
         self.ran: list[tuple] = []  # keys of the programs of the last step
         self.last: StepResult | None = None
         self.num_steps = 0
         self._skipped = False
         self.outside_bytes: int | None = None
+        self.comm_bytes = 0
 
     # -- one step -------------------------------------------------------------------------------------------------------------------
 
@@ -85,9 +96,14 @@ class Step:
         scale = None if self.loss_scale is None else self.loss_scale.value
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
         # all programs first: making one may move the arena of the others
-        keys = [self.programs.key_of("first" if index == 0 else "next", micro) for index, micro in enumerate(micros)]
+        keys = [self.programs.key_of(self._micro_name(index), micro) for index, micro in enumerate(micros)]
         programs = [self.programs.bound[key] for key in keys]
-        self.ran = [key for name in ("agree", "norm", "update") if (key := (name,)) in self.programs.bound] + keys
+        around = ("agree", "norm", "update") if self.ranks is None else ("loss", "norm", "update")
+        self.ran = [key for name in around if (key := (name,)) in self.programs.bound] + keys
+        sent = 0
+        if self.ranks is not None:
+            sent = self.ranks.transport.sent_bytes
+            self.ranks.greet(self.num_steps + 1, self.programs.collectives(keys))
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
@@ -97,6 +113,8 @@ class Step:
         else:
             loss = self._run(micros, programs)
         self.num_steps += 1
+        if self.ranks is not None:
+            self.comm_bytes = self.ranks.transport.sent_bytes - sent
         skipped = self._skipped
         if self.optimizer_state is None and not skipped:
             self._expose_optimizer_state()
@@ -108,17 +126,32 @@ class Step:
         loss.backward = _no_second_backward  # type: ignore[method-assign]
         return loss
 
+    def _micro_name(self, index: int) -> str:
+        """The program of the step's micro-batch number `index`."""
+        k = self.plan.options.num_micro_batches
+        if index == 0:
+            return "first"
+        return "last" if index == k - 1 and self.plan.zero is not None and "last" in self.plan.zero.names(k) else "next"
+
+    def _agree(self) -> dict[str, Measured]:
+        """16-bit copies and master weights. With several ranks nobody changes the model in between: once, after it was loaded."""
+        if self.ranks is None or self._loaded:
+            self._loaded = False
+            return self.programs.run("agree")
+        return {}
+
     def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
         before = random_state(self.device, self.job.generators)
         self._write_scale()
         try:
-            measured = self.programs.run("agree")
+            measured = self._agree()
             measured |= {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         except BaseException:
             set_random_state(before, self.device, self.job.generators)
             raise
+        measured |= self.programs.run("loss")
         loss = self.metrics["loss"].clone()
-        what = f"the loss is {loss.item()}"
+        what = f"the loss is {loss.item()}{self._of_ranks()}"
         finite = math.isfinite(loss.item())
         measured |= self.programs.run("norm")
         if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
@@ -148,7 +181,14 @@ class Step:
             self.loss_scale.check()
             scale = self.loss_scale.value
             self.metrics["inverse_scale"].fill_(1 / scale)
-        self.seed.fill_(scale / self.plan.options.num_micro_batches)
+        self.seed.fill_(scale / (self.plan.options.num_micro_batches * self.plan.options.mesh.dp))
+
+    def _of_ranks(self) -> str:
+        """Which ranks have a loss that is not finite, in words; nothing with one rank."""
+        if self.ranks is None:
+            return ""
+        bad = [str(rank) for rank, loss in enumerate(self.metrics["losses"].tolist()) if not math.isfinite(loss)]
+        return f" (that of rank {', '.join(bad)})" if bad else ""
 
     def _take_over_optimizer_state(self) -> None:
         """What the torch optimizer holds becomes the step's, and its state views of the runs."""
@@ -157,6 +197,9 @@ class Step:
             self._expose_optimizer_state()
 
     def _expose_optimizer_state(self) -> None:
+        if self.ranks is not None:  # this rank has a part of it only
+            self.optimizer_state = self.job.optimizer.state
+            return
         self.job.expose_optimizer_state(self.plan.persistent, self.runs)
         self.optimizer_state = self.job.optimizer.state
 
@@ -187,11 +230,12 @@ class Step:
             for module, mode in modes.items():
                 module.training = mode
         before = random_state(self.device, self.job.generators)
-        self.programs.run("agree")
+        self._agree()
         try:
             bound.run(self._leaves(batch))
         finally:
             set_random_state(before, self.device, self.job.generators)
+        self.programs.run("loss")
         return self.metrics["loss"].item()
 
     def trace_nonfinite(self, batch: Any) -> str:
@@ -246,22 +290,33 @@ class Step:
         return replace(
             ledger,
             measured_peak_bytes=persistent + arena + external,
-            measured_comm_bytes=0,
+            measured_comm_bytes=self.comm_bytes,
             differences=tuple((name, *sizes) for bound in self.programs.bound.values() for name, sizes in bound.differences.items()),
             measured=(("persistent", persistent), ("arena", arena), ("external", external)),
         )
 
     def grads(self) -> dict[str, Tensor]:
         """name -> full unclipped gradient of the last step (copies). With a loss scale they are unscaled, and in fp32, where small ones stay."""
-        kept = views(self.plan.persistent, self.runs, "grad").items()
+        kept: Iterable[tuple[str, Tensor]] = views(self.plan.persistent, self.runs, "grad").items()
+        if self.ranks is not None:
+            kept = gathered(self.runs, [run for run in self.plan.persistent.runs if run.kind == "gradients"], self.ranks)
         if self.loss_scale is None or self.last is None or self.last.loss_scale is None:
             return {name: tensor.clone() for name, tensor in kept}
         scale = self.last.loss_scale
         return {name: (tensor.float() if is_narrow(tensor.dtype) else tensor) / scale for name, tensor in kept}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """name -> full parameter or buffer on the host (copies), with the model's own names."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        """name -> full parameter or buffer on the host (copies), with the model's own names. With several ranks each has to call it, and rank 0 gets
+        them; the others get nothing."""
+        if self.ranks is None:
+            return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        kept = {id(tensor): tensor for tensor in self.model.buffers()}
+        for name, tensor in gathered(self.runs, own_runs(self.plan.persistent), self.ranks):
+            if not self.ranks.rank:
+                kept[id(self.job.parameters[name])] = tensor
+        if self.ranks.rank:
+            return {}
+        return {name: kept[id(tensor)].detach().cpu().clone() for name, tensor in self.model.state_dict(keep_vars=True).items()}
 
     # -- save and resume ------------------------------------------------------------------------------------------------------------
 

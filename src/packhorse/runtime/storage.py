@@ -29,13 +29,7 @@ def views(persistent: Persistent, runs: dict[str, Tensor], role: str) -> dict[st
 
 def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, Tensor]) -> None:
     """Copies parameters and buffers into their runs and makes the model's own tensors views of them: they stay the live ones."""
-    on_meta = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.device.type == "meta"]
-    if on_meta:
-        raise UserError(
-            f"the model has {len(on_meta)} tensors on the meta device (the first is {on_meta[0]!r}), which have no values to train; "
-            "planning works so, but before packhorse.compile give them memory and values: "
-            "model.to_empty(device='cpu'), then initialise or load weights"
-        )
+    on_host(model)
     tensors = distinct(model.named_parameters(remove_duplicate=False)) | distinct(model.named_buffers(remove_duplicate=False))
     homes = own_parameters(persistent, runs) | views(persistent, runs, "buffer")
     with torch.no_grad():
@@ -44,6 +38,17 @@ def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, T
         for name, tensor in tensors.items():
             homes[name].copy_(tensor)
             tensor.data = homes[name]
+
+
+def on_host(model: torch.nn.Module) -> None:
+    """Raises UserError if a parameter or buffer is on meta."""
+    on_meta = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.device.type == "meta"]
+    if on_meta:
+        raise UserError(
+            f"the model has {len(on_meta)} tensors on the meta device (the first is {on_meta[0]!r}), which have no values to train; "
+            "planning works so, but before packhorse.compile give them memory and values: "
+            "model.to_empty(device='cpu'), then initialise or load weights"
+        )
 
 
 def load_constants(persistent: Persistent, runs: dict[str, Tensor], constants: dict[str, Tensor]) -> None:

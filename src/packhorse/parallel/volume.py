@@ -1,0 +1,33 @@
+"""Bytes that a rank sends in the collectives of a graph. No torch."""
+
+from packhorse.graph.dtypes import ITEMSIZE
+from packhorse.graph.ir import Graph, Node, Ref
+from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_OWN
+from packhorse.parallel.pieces import own_pieces
+
+GREETING_BYTES = 16  # to each other rank before each step: the number of the step, and what it is going to run
+
+
+def sent_bytes(graph: Graph) -> int:
+    """By one rank in one run. A gather sends the rank's shard to all others; a reduce-scatter sends each other rank what lies in its shard; an
+    all-reduce is one of each, as everywhere in the field (2 (N-1)/N of the tensors; ZeRO, section 7.1)."""
+    return sum(_sent(node, graph) for node in graph.nodes)
+
+
+def _sent(node: Node, graph: Graph) -> int:
+    if node.op in (ALL_GATHER, ALL_GATHER_OTHERS):
+        assert isinstance(node.args[0], Ref)
+        return graph.values[node.args[0].name].extent_bytes * (_kwarg(node, "ranks") - 1)
+    if not node.op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE)):
+        return 0
+    given = [graph.values[arg.name] for arg in node.args if isinstance(arg, Ref)]
+    itemsize, ranks, rank = ITEMSIZE[given[0].dtype], _kwarg(node, "ranks"), _kwarg(node, "rank")
+    sizes = [value.num_elements for value in given]
+    streams = [sum(count for _, _, count in own_pieces(_kwarg(node, "offsets"), sizes, _kwarg(node, "shard"), r)) for r in range(ranks)]
+    scattered = sum(streams) - streams[rank]
+    gathered = streams[rank] * (ranks - 1) if node.op.startswith(ALL_REDUCE) else 0
+    return (scattered + gathered) * itemsize
+
+
+def _kwarg(node: Node, name: str):
+    return dict(node.kwargs)[name]

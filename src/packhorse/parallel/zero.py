@@ -1,0 +1,330 @@
+"""ZeRO-DP as a pass over the graphs of a step (Rajbhandari et al. 2019, section 5). No torch.
+
+A run of model states is cut into as many equal shards as there are ranks; rank i owns the i-th.
+
+- P_os (5.1): the optimizer updates this rank's shard, and the updated parameters are gathered at the end of the step.
+- P_os+g (5.2): a gradient is reduced to the ranks that own it as soon as the backward pass has made it, in buckets of constant size, and its
+  memory is free after that.
+- P_os+g+p (5.3): the parameters of a unit are gathered just before the forward pass uses them and discarded after it. The backward pass gathers
+  them once more: that gather is the mirror of the first, like any other value that is computed again (Chen et al. 2016, Algorithm 2).
+
+Every collective is a node that starts it, and a `wait` node for its end: in between it runs beside the computation, and what it reads and writes is
+alive. All ranks come to the same collectives in the same order, which depends on the model, the mesh and the stage alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from packhorse.graph.dtypes import ITEMSIZE
+from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
+from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, MAX_REDUCED, REDUCE_SCATTER, REDUCE_SCATTER_OWN, WAIT
+from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
+from packhorse.parallel.partition import Partition
+from packhorse.planning.persistent import Persistent, Run
+from packhorse.planning.placement import same_layout
+from packhorse.recompute.mirror import replay
+
+GATHERED = 2  # units whose parameters are whole at one time: the one in use, and the one that is on its way
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The pass for the programs of one step. persistent: what this rank holds; whole: what one rank alone would hold, which methods of
+    recomputation count with. overlap: False puts every wait right behind its start, to see what overlapping brings."""
+
+    partition: Partition
+    persistent: Persistent
+    whole: Persistent
+    overlap: bool = True
+
+    def names(self, num_micro_batches: int) -> tuple[str, ...]:
+        """The programs of the micro-batches: where gradients are reduced once a step (stages 0 and 1), the last one is a program of its own."""
+        if num_micro_batches == 1:
+            return ("first",)
+        if self.partition.shards_gradients:
+            return ("first", "next")
+        return ("first", "last") if num_micro_batches == 2 else ("first", "next", "last")
+
+    def micro_batch(self, name: str, graph: Graph, num_micro_batches: int, ahead: bool) -> Graph:
+        """A micro-batch's graph as this rank runs it. ahead: gathers start one unit early."""
+        if self.partition.shards_parameters:
+            graph = gather_parameters(graph, self, ahead)
+        if self.partition.shards_gradients or name == self.names(num_micro_batches)[-1]:
+            graph = reduce_gradients(graph, self, name == "first")
+        return graph
+
+    def evaluation(self, graph: Graph) -> Graph:
+        """A forward pass as this rank runs it."""
+        return gather_parameters(graph, self, False) if self.partition.shards_parameters else graph
+
+    def waiting(self, tag: str, *names: str) -> Node:
+        """Until the collective `tag` has ended, which these values belong to."""
+        return Node(WAIT, tuple(Ref(name) for name in names), (("tag", tag),), (), "update")
+
+    def collective(self, op: str, args: tuple[Arg, ...], outputs: tuple[Value, ...], tag: str, *more: tuple[str, Arg], phase: str = "update") -> Node:
+        """What starts it."""
+        where = (("axis", "dp"), ("ranks", self.partition.num_ranks), ("rank", self.partition.rank), ("tag", tag))
+        return Node(op, args, (*where, *more), outputs, phase)
+
+
+# -- 5.1: optimizer states ------------------------------------------------------------------------------------------------------------
+
+
+def gather_updated(graph: Graph, zero: Zero) -> Graph:
+    """After the update of a shard of parameters that are held whole, the other shards come from their owners."""
+    nodes, outputs = list(graph.nodes), list(graph.outputs)
+    for out in graph.outputs:
+        run = zero.persistent.by_name.get(out.target.removeprefix("shard ")) if out.role == "param" else None
+        if run is None or not out.target.startswith("shard ") or run.whole:
+            continue
+        itemsize = ITEMSIZE[run.dtype]
+        before = Value(f".before.{run.name}", run.dtype, (run.own_offset // itemsize,), (1,))
+        after = Value(f".after.{run.name}", run.dtype, ((run.num_bytes - run.own_offset - run.shard_bytes) // itemsize,), (1,))
+        tag = f"gather {run.name}"
+        nodes.append(zero.collective(ALL_GATHER_OTHERS, (Ref(out.name),), (before, after), tag))
+        outputs += [Output(v.name, "param", f"{word} {run.name}") for word, v in (("before", before), ("after", after)) if v.num_elements]
+    return Graph(graph.name, graph.inputs, tuple(_with_waits(nodes, zero, at_once=False)), tuple(outputs))
+
+
+def over_ranks(value: Value, name: str, zero: Zero) -> tuple[Value, list[Node]]:
+    """A scalar of every rank as one tensor (ranks,), and the nodes that make it."""
+    every = Value(name, value.dtype, (zero.partition.num_ranks,), (1,))
+    tag = f"gather {value.name}"
+    return every, [zero.collective(ALL_GATHER, (Ref(value.name),), (every,), tag), zero.waiting(tag, every.name)]
+
+
+def loss_graph(loss: Value, zero: Zero) -> Graph:
+    """The graph "loss": the mean of the ranks' losses, the same on every rank, and the losses themselves."""
+    every, nodes = over_ranks(loss, "losses", zero)
+    mean = Value("mean_loss", loss.dtype, (), ())
+    nodes.append(Node("aten.mean.default", (Ref(every.name),), (), (mean,), "update"))
+    inputs = (Input(Value(loss.name, loss.dtype, (), ()), "metric", "loss"),)
+    return Graph("loss", inputs, tuple(nodes), (Output(every.name, "metric", "losses"), Output(mean.name, "metric", "loss")))
+
+
+# -- 5.2: gradients -------------------------------------------------------------------------------------------------------------------
+
+
+def reduce_gradients(graph: Graph, zero: Zero, is_first: bool) -> Graph:
+    """The sums of all ranks' gradients where they are owned. is_first: of the step's micro-batches; a later one adds to what is there.
+
+    Stage 0 gives every rank the sums, by the same sums and a gather of them, so that all stages have the same bits.
+    """
+    maker = {v.name: time for time, node in enumerate(graph.nodes) for v in node.outputs if v is not None}
+    home = {target: run for run in zero.persistent.runs if run.kind == "gradients" for target in run.offsets}
+    slots = {slot.target: slot.value for run in home.values() for slot in run.layout.slots}
+    found = [out for out in graph.outputs if out.role == "grad" and out.target in home]
+    found.sort(key=lambda out: maker[graph.values[out.name].root])
+    after: dict[int, list[Node]] = {}
+    inputs, outputs = list(graph.inputs), [out for out in graph.outputs if out not in found]
+    seen: set[str] = set()
+    for run, group in _groups(found, home):
+        ready = max(maker[graph.values[out.name].root] for out in group)
+        nodes = after.setdefault(ready, [])
+        names = []
+        for out in group:
+            value, wanted = graph.values[out.name], slots[out.target]
+            if value.root in seen or not same_layout(wanted.shape, value.strides, wanted.strides):
+                copy = replace(wanted, name=f".own.{out.target}", dtype=value.dtype)
+                nodes.append(Node("aten.clone.default", (Ref(out.name),), (), (copy,), "backward"))
+                value = copy
+            seen.add(value.root)
+            names.append(value.name)
+        start, sums = _reduction(run, group, names, slots, zero)
+        nodes.append(replace(start, module=graph.nodes[ready].module))
+        for target, value in sums:
+            if is_first or not zero.partition.shards_gradients:
+                outputs.append(Output(value.name, "grad", target))
+                continue
+            before, total = replace(value, name=f".grad_before.{target}"), replace(value, name=f".grad_total.{target}")
+            inputs.append(Input(before, "grad", target))
+            nodes.append(Node("aten.add.Tensor", (Ref(before.name), Ref(value.name)), (), (total,), "backward"))
+            outputs.append(Output(total.name, "grad", target))
+    nodes = [*after.get(-1, ())]
+    for time, node in enumerate(graph.nodes):
+        nodes += [node, *after.get(time, ())]
+    return Graph(graph.name, tuple(inputs), tuple(_with_waits(nodes, zero, at_once=not zero.overlap)), tuple(outputs))
+
+
+def _reduction(run: Run, group: list[Output], names: list[str], slots: dict[str, Value], zero: Zero) -> tuple[Node, list[tuple[str, Value]]]:
+    """What starts the reduction of some gradients of a run, and target -> where this rank's sums will be."""
+    part, itemsize = zero.partition, ITEMSIZE[run.dtype]
+    offsets = tuple(run.offsets[out.target] // itemsize for out in group)
+    sizes = tuple(slots[out.target].num_elements for out in group)
+    shard = run.shard_bytes // itemsize
+    size = bucket_bytes(offsets, sizes, shard, part.num_ranks, itemsize)
+    tag = f"reduce {group[0].target}" + (f" .. {group[-1].target}" if len(group) > 1 else "")
+    bucket = Value(f".bucket.{group[0].target}", "u8", (size,), (1,))
+    if part.shards_gradients:
+        sums = [
+            (group[index].target, Value(f".reduced.{group[index].target}", run.dtype, (count,), (1,)))
+            for index, _, count in own_pieces(offsets, sizes, shard, part.rank)
+        ]
+        op = REDUCE_SCATTER
+    else:
+        sums = [(out.target, replace(slots[out.target], name=f".reduced.{out.target}")) for out in group]
+        op = f"{REDUCE_SCATTER_OWN if part.shards_states else ALL_REDUCE}{len(group)}"
+    more: tuple[tuple[str, Arg], ...] = (("offsets", offsets), ("shard", shard))
+    args = tuple(Ref(name) for name in names)
+    return zero.collective(op, args, (*(value for _, value in sums), bucket), tag, *more, phase="backward"), sums
+
+
+def _groups(found: list[Output], home: dict[str, Run]) -> Iterable[tuple[Run, list[Output]]]:
+    """Gradients that are reduced together: of one run, in the order in which the backward pass makes them, until they fill a bucket."""
+    open_: dict[str, tuple[list[Output], int]] = {}
+    closed: list[tuple[int, Run, list[Output]]] = []
+    for place, out in enumerate(found):
+        run = home[out.target]
+        group, held = open_.pop(run.name, ([], 0))
+        group = [*group, out]
+        slot = next(s for s in run.layout.slots if s.target == out.target)
+        held += slot.value.extent_bytes
+        if held >= BUCKET_BYTES or len(group) == MAX_REDUCED:
+            closed.append((place, run, group))
+        else:
+            open_[run.name] = (group, held)
+    position = {out.target: place for place, out in enumerate(found)}
+    closed += [(position[group[-1].target], home[group[0].target], group) for group, _ in open_.values()]
+    return [(run, group) for _, run, group in sorted(closed, key=lambda item: item[0])]
+
+
+# -- 5.3: parameters ------------------------------------------------------------------------------------------------------------------
+
+
+def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
+    """Each unit of parameters is gathered before its use, and again where it is used after it was discarded. ahead: one unit early."""
+    runs = [run for run in zero.persistent.runs if run.kind == "parameters" and run.whole]
+    home = {target: run for run in runs for target in run.offsets}
+    given = {i.value.name: (i.value, home[i.target], i.target) for i in graph.inputs if i.role == "param" and i.target in home}
+    used = dict.fromkeys(run.name for _, run, _ in given.values())
+    by_name = zero.persistent.by_name
+
+    def shown(value: Value) -> Value:
+        """A view of a parameter is one of the gathered unit."""
+        if value.base not in given:
+            return value
+        _, run, target = given[value.base]
+        return replace(value, base=_gathered(run), offset=value.offset + run.offsets[target])
+
+    gathers: list[Node] = []
+    inputs = [i for i in graph.inputs if i.value.name not in given]
+    for name in used:
+        run = by_name[name]
+        itemsize = ITEMSIZE[run.dtype]
+        inputs.append(Input(Value(f".shard.{name}", run.dtype, (run.num_bytes // itemsize,), (1,)), "param", f"shard {name}"))
+        whole = Value(_gathered(run), run.dtype, (run.layout.num_bytes // itemsize,), (1,))
+        gathers.append(zero.collective(ALL_GATHER, (Ref(f".shard.{name}"),), (whole,), f"gather {name}", phase="forward"))
+        members = [(value, target) for value, at, target in given.values() if at is run]
+        views = tuple(replace(value, base=whole.name, offset=run.offsets[target]) for value, target in members)
+        gathers.append(Node("packhorse.parameters.default", (Ref(whole.name),), (), views, "forward"))
+    nodes = [replace(node, outputs=tuple(None if v is None else shown(v) for v in node.outputs)) for node in graph.nodes]
+    whole_graph = Graph(graph.name, tuple(inputs), (*gathers, *nodes), graph.outputs)
+
+    number = {name: 2 * index for index, name in enumerate(used)}  # run -> its gather's place
+    unit_of = {name: zero.partition.units[by_name[name].layout.slots[0].target] for name in used}
+    roots = {_gathered(by_name[name]): name for name in used}
+    real = [len(gathers) + index for index, node in enumerate(nodes) if not node.is_view]
+    uses = []
+    for index in real:
+        reads = (whole_graph.values[name].root for name in whole_graph.nodes[index].arg_names())
+        uses.append({unit_of[roots[root]] for root in reads if root in roots})
+    starts: dict[int, list[int]] = {}
+    for first, unit in _starts(uses, ahead and zero.overlap):
+        starts.setdefault(first, []).extend(number[name] for name in used if unit_of[name] == unit)
+    order = [gather for place, index in enumerate(real) for gather in (*starts.get(place, ()), index)]
+    return _with_gather_waits(_tagged(replay(whole_graph, tuple(order))), zero)
+
+
+def _gathered(run: Run) -> str:
+    return f".gathered.{run.name}"
+
+
+def _starts(uses: list[set[str]], ahead: bool) -> list[tuple[int, str]]:
+    """(place, unit): where a gather of it starts. uses: units that the node at each place reads. A unit is discarded when GATHERED others were used
+    since; it starts when the unit before it comes into use, unless too many would be whole at once."""
+    alive: OrderedDict[str, list[int]] = OrderedDict()
+    spans: list[tuple[int, int, str]] = []  # first use, last use
+    for place, units in enumerate(uses):
+        for unit in sorted(units):
+            if unit in alive:
+                alive[unit][1] = place
+                alive.move_to_end(unit)
+            else:
+                alive[unit] = [place, place]
+        while len(alive) > max(GATHERED, len(units)):
+            unit, (first, last) = alive.popitem(last=False)
+            spans.append((first, last, unit))
+    spans += [(first, last, unit) for unit, (first, last) in alive.items()]
+    spans.sort()
+    found = []
+    for index, (first, _, unit) in enumerate(spans):
+        start = first
+        if ahead:
+            earliest = spans[index - 1][0] if index else 0
+            times = sorted({earliest, *(last + 1 for _, last, _ in spans[:index] if earliest <= last + 1 <= first)})
+            start = next((t for t in times if sum(last >= t for _, last, _ in spans[:index]) < GATHERED), first)
+        found.append((start, unit))
+    return found
+
+
+def _tagged(graph: Graph) -> Graph:
+    """Each gather of a run under a tag of its own."""
+    seen: dict[str, int] = {}
+    nodes = []
+    for node in graph.nodes:
+        if node.op == ALL_GATHER:
+            tag = str(dict(node.kwargs)["tag"])
+            seen[tag] = seen.get(tag, 0) + 1
+            node = replace(node, kwargs=tuple((k, f"{tag} {seen[tag]}" if k == "tag" and seen[tag] > 1 else v) for k, v in node.kwargs))
+        nodes.append(node)
+    return graph.with_nodes(nodes)
+
+
+def _with_gather_waits(graph: Graph, zero: Zero) -> Graph:
+    """A wait before the first node that reads what is gathered."""
+    pending: dict[str, str] = {}  # gathered value -> tag
+    nodes = []
+    for node in graph.nodes:
+        if node.op == ALL_GATHER and node.outputs[0] is not None:
+            pending[node.outputs[0].name] = str(dict(node.kwargs)["tag"])
+        elif not node.is_view:
+            for root in dict.fromkeys(graph.values[name].root for name in node.arg_names()):
+                if root in pending:
+                    nodes.append(replace(zero.waiting(pending.pop(root), root), phase=node.phase))
+        nodes.append(node)
+    return graph.with_nodes(nodes)
+
+
+def _with_waits(nodes: list[Node], zero: Zero, at_once: bool) -> list[Node]:
+    """A wait for each reduction or gather of updated parameters: before the next of them starts, so that one is under way at a time, or at once;
+    and before what reads its result."""
+    found: list[Node] = []
+    open_: tuple[Node, set[str]] | None = None
+
+    def close() -> None:
+        nonlocal open_
+        if open_ is not None:
+            start = open_[0]
+            reads = [arg.name for arg in start.args if isinstance(arg, Ref)]
+            found.append(replace(zero.waiting(str(dict(start.kwargs)["tag"]), *reads, *(v.name for v in start.outputs if v)), phase=start.phase))
+            open_ = None
+
+    adds: list[Node] = []
+    for node in nodes:
+        starts = node.op == ALL_GATHER_OTHERS or node.op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
+        reads = set(node.arg_names())
+        if open_ is not None and reads & open_[1]:
+            adds.append(node)  # adds up what is on its way: after the wait
+            continue
+        if starts:
+            close()
+            found += adds
+            adds = []
+        found.append(node)
+        if starts:
+            open_ = (node, {v.name for v in node.outputs if v is not None})
+            if at_once:
+                close()
+    close()
+    return [*found, *adds]

@@ -1,0 +1,104 @@
+"""The other processes of a job: joining them, and making sure that all are about to do the same. torch.distributed is the engine."""
+
+import atexit
+import json
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from packhorse.errors import UserError
+from packhorse.mesh import Mesh
+from packhorse.runtime.transport import Transport
+
+TIMEOUT = timedelta(minutes=5)  # that a rank waits for another one
+
+
+class Ranks:
+    """All ranks of the mesh, seen by this one. transport: over the axis `dp`."""
+
+    def __init__(self, mesh: Mesh, rank: int, device: torch.device):
+        _join(mesh, rank, device)
+        self.mesh, self.rank, self.device = mesh, rank, device
+        group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        self.transport = Transport(group, mesh.dp, mesh.dp_rank(rank))
+        self.greeting = torch.zeros(2, dtype=torch.int64, device=device)
+        self.greetings = torch.zeros(mesh.dp, 2, dtype=torch.int64, device=device)
+
+    def all_gather(self, own: Tensor, tag: str) -> Tensor:
+        """own (n,) of every rank -> (ranks, n)."""
+        whole = torch.empty(self.transport.num_ranks, own.numel(), dtype=own.dtype, device=own.device)
+        self.transport.now(tag, self.transport.all_gather, own, whole)
+        return whole
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's dense tensor to all, in place."""
+        dist.broadcast(tensor, group_src=0, group=self.transport.group)
+
+    def require_same(self, description: Mapping[str, Any]) -> None:
+        """Raises UserError, on every rank, if the ranks describe what they are about to do in different words; names the first difference."""
+        encoded = torch.tensor(list(json.dumps(dict(description)).encode()), dtype=torch.uint8, device=self.device)
+        lengths = self.all_gather(torch.tensor([len(encoded)], device=self.device), "lengths of descriptions").view(-1)
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
+        padded[: len(encoded)] = encoded
+        found = self.all_gather(padded, "descriptions").cpu()
+        first, *others = (json.loads(bytes(row[:n].tolist())) for row, n in zip(found, lengths.tolist()))
+        for rank, other in enumerate(others, 1):
+            for name in first:
+                if first[name] != other.get(name):
+                    raise UserError(
+                        f"the ranks of this job were not given the same: {name} is {_short(first[name])} on rank 0 and {_short(other.get(name))} on "
+                        f"rank {rank}; start every rank with the same code, model, optimizer and settings (only its part of the batch is its own)"
+                    )
+
+    def greet(self, step: int, doing: int) -> None:
+        """Before a step: every rank tells the number of the step and what it is going to run, as a number.
+
+        Raises UserError, on every rank, if they differ.
+        """
+        self.greeting[0], self.greeting[1] = step, doing
+        self.transport.now(f"greeting of step {step}", self.transport.all_gather, self.greeting, self.greetings)
+        steps, what = self.greetings[:, 0].tolist(), self.greetings[:, 1].tolist()
+        for rank in range(1, len(steps)):
+            if steps[rank] != steps[0]:
+                raise UserError(
+                    f"rank 0 is at step {steps[0]} and rank {rank} at step {steps[rank]}: every rank has to take every step; give all of them as many "
+                    "batches, and load the same checkpoint on all"
+                )
+            if what[rank] != what[0]:
+                raise UserError(
+                    f"step {steps[0]}: rank {rank} is about to run other collectives than rank 0, because its model or batch is of another kind; give "
+                    "every rank batches of the same structure, and the same model"
+                )
+
+
+def _join(mesh: Mesh, rank: int, device: torch.device) -> None:
+    """Initialises torch.distributed if nobody has; it ends at exit."""
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise UserError(
+                f"the plan is for {mesh.world_size} ranks (mesh dp={mesh.dp}, tp={mesh.tp}), and this process was not started as one of several: "
+                f"{', '.join(missing)} not set; start it with torchrun --nproc-per-node {mesh.world_size}, or plan for one rank"
+            )
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        atexit.register(_leave)
+    if dist.get_world_size() != mesh.world_size or dist.get_rank() != rank:
+        raise UserError(
+            f"the plan is for rank {rank} of {mesh.world_size} (mesh dp={mesh.dp}, tp={mesh.tp}), and this process is rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}; give packhorse.plan a mesh of {dist.get_world_size()} ranks, or start as many processes as it has"
+        )
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
