@@ -15,12 +15,12 @@ pytestmark = pytest.mark.cpu
 
 
 def test_batches_cover_every_element_once():
-    pieces = ((0, 3), (16, 0), (16, 300_000), (300_032, 5), (300_048, 7))
+    pieces = ((0, 3, 0), (16, 0, 1), (16, 300_000, 2), (300_032, 5, 3), (300_048, 7, 4))
     for fused in (True, False):
         for temporaries in (0, 1):
             batches = update_batches(pieces, fused, temporaries, 4)
             seen = [(index, element) for batch in batches for index, start, end in batch for element in range(start, end)]
-            assert seen == [(index, element) for index, (start, count) in enumerate(pieces) for element in range(start, start + count)]
+            assert seen == [(index, element) for start, count, index in pieces for element in range(start, start + count)]
             if fused and temporaries:
                 assert max(batch[-1][2] - batch[0][1] for batch in batches) * 4 == 1 << 19
     assert len(update_batches(pieces, True, 0, 4)) == 1
@@ -65,12 +65,12 @@ def test_gradients_in_fewer_bits_than_the_parameters(kind, fused, scaled, dtype)
     if fused and described.fused is None:
         return
     torch.manual_seed(0)
-    pieces = ((0, 37), (48, 5))
+    pieces = ((0, 37, 0), (48, 5, 1))
     flat, grads = torch.randn(64), torch.randn(64).to(dtype)
     coefficient = torch.tensor(0.37) if scaled else None
-    parameters = [torch.nn.Parameter(flat[start : start + count].clone()) for start, count in pieces]
+    parameters = [torch.nn.Parameter(flat[start : start + count].clone()) for start, count, _ in pieces]
     theirs = kind(parameters, lr=1e-2, **({"fused": True} if fused else {}))
-    for parameter, (start, count) in zip(parameters, pieces):
+    for parameter, (start, count, _) in zip(parameters, pieces):
         parameter.grad = grads[start : start + count].float() * (0.37 if scaled else 1.0)
     theirs.step()
 
@@ -84,6 +84,6 @@ def test_gradients_in_fewer_bits_than_the_parameters(kind, fused, scaled, dtype)
     scratch = torch.empty(operator(node.op).scratch(node, {"param": Value("param", "f32", (64,), (1,))}), dtype=torch.uint8)
     before = grads.clone()
     optimize([], scratch, flat, *kept, grads, coefficient, hyper=LiveGroup(theirs, described, 0), **options)
-    for parameter, (start, count) in zip(parameters, pieces):
+    for parameter, (start, count, _) in zip(parameters, pieces):
         assert torch.equal(flat[start : start + count], parameter)
     assert torch.equal(grads, before)

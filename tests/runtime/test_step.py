@@ -183,11 +183,11 @@ def test_misuse_is_refused_with_a_reason():
     with pytest.raises(CaptureError, match="nothing to train"):
         frozen = gpt().requires_grad_(False)
         ph.plan(frozen, batch, optimizer=torch.optim.AdamW(gpt().parameters()) if False else torch.optim.AdamW(frozen.parameters()))
-    for option in ({"precision": "int8"}, {"grad_dtype": torch.int32}, {"zero_stage": 1}, {"recompute": "some"}, {"host_budget": 1}):
+    for option in ({"precision": "int8"}, {"grad_dtype": torch.int32}, {"zero_stage": 4}, {"recompute": "some"}, {"host_budget": 1}):
         with pytest.raises(UserError):
             ph.plan(model, batch, optimizer=torch.optim.AdamW(model.parameters()), **option)
-    with pytest.raises(UserError, match="one rank"):
-        ph.Mesh(dp=2)
+    with pytest.raises(UserError, match="no tensor parallelism"):
+        ph.Mesh(tp=2)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(UserError, match=r"loss is a str, .*called as loss\(output, batch\)"):
         ph.plan(model, batch, optimizer=optimizer, loss="mse")
