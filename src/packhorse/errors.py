@@ -38,11 +38,12 @@ class CheckpointError(UserError):
 
 
 class PeerError(UserError):
-    """Another rank is gone, or came to another collective. `collective`: the one that this rank was in; `seen`: what the transport said."""
+    """Another rank is gone, has failed or came to another collective. peer: the rank at the other end, if known; seen: what the transport
+    said; collective: the one that this rank was in."""
 
-    def __init__(self, collective: str, seen: str):
-        super().__init__(f"the collective {collective!r} failed, because another rank is gone or does something else: {seen}")
-        self.collective, self.seen = collective, seen
+    def __init__(self, peer: int | None, seen: str, collective: str = ""):
+        super().__init__(f"the collective {collective!r} with {'other ranks' if peer is None else f'rank {peer}'} failed: {seen}")
+        self.peer, self.seen, self.collective = peer, seen, collective
 
 
 class CheckError(AssertionError):

@@ -43,6 +43,7 @@ REDUCE_SCATTER = "packhorse.reduce_scatter.default"  # tensors -> the sums over 
 REDUCE_SCATTER_OWN = "packhorse.reduce_scatter_own."  # the same, in place in the tensors; the number of tensors follows
 ALL_REDUCE = "packhorse.all_reduce."  # the sums over ranks, in place in the tensors; the number of tensors follows
 WAIT = "packhorse.wait.default"
+VIEWS = "packhorse.views.default"  # views of a root, wherever they lie in it
 MAX_REDUCED = 64  # tensors in one reduction
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
-from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, MAX_REDUCED, REDUCE_SCATTER, REDUCE_SCATTER_OWN, WAIT
+from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, MAX_REDUCED, REDUCE_SCATTER, REDUCE_SCATTER_OWN, VIEWS, WAIT
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.parallel.partition import Partition
 from packhorse.planning.persistent import Persistent, Run
@@ -125,9 +125,12 @@ def reduce_gradients(graph: Graph, zero: Zero, is_first: bool) -> Graph:
         names = []
         for out in group:
             value, wanted = graph.values[out.name], slots[out.target]
+            if value.base is not None:  # seen as soon as its root exists
+                value = replace(value, name=f".grad.{out.target}")
+                nodes.append(Node(VIEWS, (Ref(value.root),), (), (value,), "backward"))
             if value.root in seen or not same_layout(wanted.shape, value.strides, wanted.strides):
                 copy = replace(wanted, name=f".own.{out.target}", dtype=value.dtype)
-                nodes.append(Node("aten.clone.default", (Ref(out.name),), (), (copy,), "backward"))
+                nodes.append(Node("aten.clone.default", (Ref(value.name),), (), (copy,), "backward"))
                 value = copy
             seen.add(value.root)
             names.append(value.name)
@@ -217,7 +220,7 @@ def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
         gathers.append(zero.collective(ALL_GATHER, (Ref(f".shard.{name}"),), (whole,), f"gather {name}", phase="forward"))
         members = [(value, target) for value, at, target in given.values() if at is run]
         views = tuple(replace(value, base=whole.name, offset=run.offsets[target]) for value, target in members)
-        gathers.append(Node("packhorse.parameters.default", (Ref(whole.name),), (), views, "forward"))
+        gathers.append(Node(VIEWS, (Ref(whole.name),), (), views, "forward"))
     nodes = [replace(node, outputs=tuple(None if v is None else shown(v) for v in node.outputs)) for node in graph.nodes]
     whole_graph = Graph(graph.name, tuple(inputs), (*gathers, *nodes), graph.outputs)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
+from packhorse.runtime.board import Board
 from packhorse.runtime.transport import Transport
 
 TIMEOUT = timedelta(minutes=5)  # that a rank waits for another one
@@ -25,7 +26,9 @@ class Ranks:
         _join(mesh, rank, device)
         self.mesh, self.rank, self.device = mesh, rank, device
         group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-        self.transport = Transport(group, mesh.dp, mesh.dp_rank(rank))
+        self.board = Board(dist.PrefixStore("packhorse", dist.distributed_c10d._get_default_store()), rank, mesh.world_size)
+        self.transport = Transport(group, mesh.dp, mesh.dp_rank(rank), self.board.look)
+        self.board.watch(self.transport)
         self.greeting = torch.zeros(2, dtype=torch.int64, device=device)
         self.greetings = torch.zeros(mesh.dp, 2, dtype=torch.int64, device=device)
 
@@ -39,14 +42,18 @@ class Ranks:
         """Rank 0's dense tensor to all, in place."""
         dist.broadcast(tensor, group_src=0, group=self.transport.group)
 
-    def require_same(self, description: Mapping[str, Any]) -> None:
-        """Raises UserError, on every rank, if the ranks describe what they are about to do in different words; names the first difference."""
-        encoded = torch.tensor(list(json.dumps(dict(description)).encode()), dtype=torch.uint8, device=self.device)
-        lengths = self.all_gather(torch.tensor([len(encoded)], device=self.device), "lengths of descriptions").view(-1)
+    def texts(self, own: str, tag: str) -> list[str]:
+        """Every rank's text, none of them empty, in the order of the ranks."""
+        encoded = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8).to(self.device)
+        lengths = self.all_gather(torch.tensor([len(encoded)], device=self.device), f"lengths of {tag}").view(-1)
         padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
         padded[: len(encoded)] = encoded
-        found = self.all_gather(padded, "descriptions").cpu()
-        first, *others = (json.loads(bytes(row[:n].tolist())) for row, n in zip(found, lengths.tolist()))
+        found = self.all_gather(padded, tag).cpu()
+        return [row[:n].numpy().tobytes().decode() for row, n in zip(found, lengths.tolist())]
+
+    def require_same(self, description: Mapping[str, Any]) -> None:
+        """Raises UserError, on every rank, if the ranks describe what they are about to do in different words; names the first difference."""
+        first, *others = (json.loads(text) for text in self.texts(json.dumps(dict(description)), "descriptions"))
         for rank, other in enumerate(others, 1):
             for name in first:
                 if first[name] != other.get(name):
@@ -60,6 +67,7 @@ class Ranks:
 
         Raises UserError, on every rank, if they differ.
         """
+        self.board.step = step
         self.greeting[0], self.greeting[1] = step, doing
         self.transport.now(f"greeting of step {step}", self.transport.all_gather, self.greeting, self.greetings)
         steps, what = self.greetings[:, 0].tolist(), self.greetings[:, 1].tolist()

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
-from packhorse.graph.operators import operator
+from packhorse.graph.operators import VIEWS, operator
 from packhorse.runtime.kernels import RECIPES, overload
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.random import drawing_from
@@ -76,7 +76,7 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
         return (args[0] * mask.to(args[0].dtype).div_(1 - args[1]), mask)
     if node.op == "aten.native_dropout_backward.default" and args[2] != 0 and not args[0].is_cuda:
         return (args[0] * args[1].to(args[0].dtype).div_(1 / args[2]),)
-    if node.op == "packhorse.parameters.default":
+    if node.op == VIEWS:
         return [_at(args[0], value) for value in node.outputs if value is not None]
     if node.op.startswith("packhorse."):
         return _optimize(node, args, kwargs, groups, values)

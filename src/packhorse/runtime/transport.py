@@ -6,8 +6,10 @@ the backend. On gloo this is also two to three times as fast as its own reduce-s
 Collectives run one after another in a thread of their own, in the order in which they are started, beside the computation.
 """
 
+import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -18,23 +20,39 @@ from packhorse.errors import PeerError
 from packhorse.parallel.pieces import chunk_elements, own_pieces
 
 
-class Transport:
-    """The ranks of one axis of the mesh. group: a process group of them, this process is its `rank`-th. sent_bytes: handed to it so far."""
+LOOK_AROUND_S = 2.0  # a wait that takes longer asks whether another rank has failed
 
-    def __init__(self, group: Any, num_ranks: int, rank: int):
-        self.group, self.num_ranks, self.rank = group, num_ranks, rank
+
+class Transport:
+    """The ranks of one axis of the mesh. group: a process group of them, this process is its `rank`-th.
+
+    sent_bytes: handed to it so far. place: the collective that this rank waits for, or waited for last. look_around: is called during long waits, and
+    may raise.
+    """
+
+    def __init__(self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None):
+        self.group, self.num_ranks, self.rank, self.look_around = group, num_ranks, rank, look_around
         self.others = [r for r in range(num_ranks) if r != rank]
         self.sent_bytes = 0
-        self.thread = ThreadPoolExecutor(1, "collectives")
-        self.started: dict[str, Future] = {}
+        self.place = ""
+        self.started: dict[str, _Started] = {}
+        self.queue: SimpleQueue[_Started] = SimpleQueue()
+        # a daemon: a process that ends with an error must not wait for a collective that never comes
+        Thread(target=self._work, name="collectives", daemon=True).start()
 
     def start(self, tag: str, collective: Callable[..., None], *args: Any) -> None:
         """Runs a collective behind those started before. tag: its name, for `wait`."""
-        self.started[tag] = self.thread.submit(self._run, tag, collective, args)
+        self.started[tag] = started = _Started(tag, collective, args)
+        self.queue.put(started)
 
     def wait(self, tag: str) -> None:
-        """Until it has ended. Raises PeerError if another rank is gone."""
-        self.started.pop(tag).result()
+        """Until it has ended. Raises PeerError if another rank is gone, and what `look_around` raises."""
+        self.place = tag
+        started = self.started.pop(tag)
+        while not started.ended.wait(LOOK_AROUND_S):
+            self.look_around()
+        if started.error is not None:
+            raise started.error
 
     def now(self, tag: str, collective: Callable[..., None], *args: Any) -> None:
         """Runs a collective to its end."""
@@ -45,12 +63,23 @@ class Transport:
         """Forgets what was started and never waited for, after an error."""
         self.started.clear()
 
-    def _run(self, tag: str, collective: Callable[..., None], args: tuple) -> None:
-        try:
-            with torch.inference_mode():
-                collective(*args)
-        except RuntimeError as error:
-            raise PeerError(tag, str(error).strip().splitlines()[0]) from error
+    def _work(self) -> None:
+        broken: PeerError | None = None  # a group does not survive a failed collective
+        while True:
+            started = self.queue.get()
+            if broken is None:
+                try:
+                    with torch.inference_mode():
+                        started.collective(*started.args)
+                except PeerError as error:
+                    error.collective = started.tag
+                    broken = error
+                except Exception as error:  # told to who waits
+                    broken = PeerError(None, _plain(error), started.tag)
+                    broken.__cause__ = error
+            started.error = broken
+            started.args = ()
+            started.ended.set()
 
     # -- collectives ------------------------------------------------------------------------------------------------------------------
 
@@ -116,17 +145,17 @@ class Transport:
         for other in rest:
             total.add_(other)
 
-    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[Any]:
+    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes."""
-        works: list[Any] = []
+        works = []
         for r, tensor in zip(self.others, received):
             if tensor.numel():
-                works.append(dist.irecv(tensor, group=self.group, group_src=r))
+                works.append((r, dist.irecv, tensor))
         for r, tensor in zip(self.others, sent):
             if tensor.numel():
-                works.append(dist.isend(tensor, group=self.group, group_dst=r))
+                works.append((r, dist.isend, tensor))
                 self.sent_bytes += tensor.numel() * tensor.element_size()
-        return works
+        return [(r, _told(r, lambda: start(tensor, group=self.group, **{_PEER[start]: r}))) for r, start, tensor in works]
 
 
 class _Stream:
@@ -171,6 +200,34 @@ def memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _finish(works: list[Any]) -> None:
-    for work in works:
-        work.wait()
+_PEER = {dist.irecv: "group_src", dist.isend: "group_dst"}
+
+
+def _finish(works: list[tuple[int, Any]]) -> None:
+    for r, work in works:
+        _told(r, work.wait)
+
+
+def _told(rank: int, call: Callable[[], Any]) -> Any:
+    """What a send or receive returns; its failure with the rank at the other end."""
+    try:
+        return call()
+    except RuntimeError as error:
+        raise PeerError(rank, _plain(error)) from error
+
+
+def _plain(error: Exception) -> str:
+    """What a transport says, without the place in its own source and its advice."""
+    said = str(error).strip().splitlines()[0]
+    return re.sub(r"^\[[^\]]*\] ", "", said).partition(". This is")[0]
+
+
+class _Started:
+    """A collective under way, or in the queue."""
+
+    __slots__ = ("args", "collective", "ended", "error", "tag")
+
+    def __init__(self, tag: str, collective: Callable[..., None], args: tuple):
+        self.tag, self.collective, self.args = tag, collective, args
+        self.ended = Event()
+        self.error: PeerError | None = None
