@@ -8,6 +8,7 @@ Collectives run one after another in a thread of their own, in the order in whic
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -147,15 +148,15 @@ class Transport:
 
     def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes."""
-        works = []
+        works: list[tuple[int, Any]] = []
         for r, tensor in zip(self.others, received):
             if tensor.numel():
-                works.append((r, dist.irecv, tensor))
+                works.append((r, _told(r, partial(dist.irecv, tensor, group=self.group, group_src=r))))
         for r, tensor in zip(self.others, sent):
             if tensor.numel():
-                works.append((r, dist.isend, tensor))
+                works.append((r, _told(r, partial(dist.isend, tensor, group=self.group, group_dst=r))))
                 self.sent_bytes += tensor.numel() * tensor.element_size()
-        return [(r, _told(r, lambda: start(tensor, group=self.group, **{_PEER[start]: r}))) for r, start, tensor in works]
+        return works
 
 
 class _Stream:
@@ -198,9 +199,6 @@ class _Stream:
 def memory_order(tensor: Tensor) -> Tensor:
     """A dense tensor as a flat view, in the order in which its elements lie."""
     return tensor.as_strided((tensor.numel(),), (1,))
-
-
-_PEER = {dist.irecv: "group_src", dist.isend: "group_dst"}
 
 
 def _finish(works: list[tuple[int, Any]]) -> None:
