@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent / "recompute"))
+sys.path.insert(0, str(Path(__file__).parent / "parallel"))
 
 
 @pytest.fixture(autouse=True)

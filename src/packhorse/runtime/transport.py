@@ -1,7 +1,7 @@
 """Bytes between ranks: the collectives of packhorse over torch.distributed's sends and receives, counted.
 
-One algorithm for each collective (docs/design.md): every rank sends each other rank what that one owns, and sums go in the order of the ranks, whatever
-the backend. On gloo this is also two to three times as fast as its own reduce-scatter and all-gather, which are made of other collectives.
+One algorithm for each collective (docs/design.md): every rank sends each other rank what that one owns, and sums go in the order of the ranks,
+whatever the backend. On gloo this is also two to three times as fast as its own reduce-scatter and all-gather, which are made of other collectives.
 
 Collectives run one after another in a thread of their own, in the order in which they are started, beside the computation.
 """
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from packhorse.errors import PeerError
 from packhorse.parallel.pieces import chunk_elements, own_pieces
-
 
 LOOK_AROUND_S = 2.0  # a wait that takes longer asks whether another rank has failed
 
@@ -103,8 +102,8 @@ class Transport:
     ) -> None:
         """Sums over ranks of tensors that lie at element `offsets` in a run cut into shards of `shard` elements.
 
-        outs: for each of own_pieces its sum, flat; with `whole` tensors like the given ones, in which the sums go to where the pieces lie. They may be
-        the given ones. everywhere: the sums of all ranks' pieces, in whole outs. bucket: memory for what is sent and received, as
+        outs: for each of own_pieces its sum, flat; with `whole` tensors like the given ones, in which the sums go to where the pieces lie. They may
+        be the given ones. everywhere: the sums of all ranks' pieces, in whole outs. bucket: memory for what is sent and received, as
         parallel/pieces.py says how much.
         """
         sizes = [tensor.numel() for tensor in tensors]
@@ -119,7 +118,8 @@ class Transport:
         space = bucket.view(dtype).view(-1, step)
         for start in range(0, max(lengths), step):
             sent = [outgoing[r].chunk(start, step, space[k]) for k, r in enumerate(self.others)]
-            got = [space[len(self.others) + k][: max(0, min(step, own.length - start))] for k in range(len(self.others))]
+            # a rank that gets less than the others still writes the bucket's last byte, which the plan has counted
+            got = [space[len(self.others) + k][step - max(0, min(step, own.length - start)) :] for k in range(len(self.others))]
             _finish(self._exchange(sent, got))
             for mine, total, part in result.beside(own, start, step):
                 self._sum(mine, total, [theirs[part] for theirs in got])

@@ -1,0 +1,208 @@
+"""`packhorse bench peers`: packhorse at each stage of ZeRO beside what people shard training with in PyTorch, on this machine, over gloo.
+
+One GPT of 33.7 million parameters with the same weights and batches for all, AdamW (fused), gradients clipped at norm 1, one thread a rank. Two
+shapes: wide (2 x 256 tokens a rank), where computation is most of a step, and narrow (1 x 128), where communication is. Each run is a job of its own;
+runs are interleaved in random order, round by round; figures are medians over rounds, of the worst rank, and the first steps do not count.
+CPU: milliseconds of a rank's process in one step. Heap: live bytes of malloc and of large anonymous mappings that were touched (heap_watch.c), over
+what there was after importing; the peak over the steps, and idle after a step. RSS: the peak of the resident set over that after importing.
+
+packhorse is held to shares of the best rival of its stage: CPU 0.95 at stage 1, 0.85 at 2 and 3; heap peak 0.85, 0.80 where both recompute; and its
+RSS to 1.15 of its own heap peak. DeepSpeed takes part if --deepspeed names the Python of an environment that has it.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import packhorse
+from packhorse.bench import heap_watch
+from packhorse.bench.jobs import JobError, run_job
+from packhorse.bench.peer_systems import SYSTEMS, System
+from packhorse.bench.step import write_between
+from packhorse.errors import UserError
+
+BEGIN, END = "<!-- bench peers: begin -->", "<!-- bench peers: end -->"
+MODEL = {"layers": 8, "heads": 8, "width": 512, "vocab": 16384}
+SHAPES = {"wide": {"seq_len": 256, "batch": 2}, "narrow": {"seq_len": 128, "batch": 1}}
+CPU_BARS = {1: 0.95, 2: 0.85, 3: 0.85}
+HEAP_BAR, HEAP_BAR_RECOMPUTING, RSS_BAR = 0.85, 0.80, 1.15
+LOSS_BOUND = 1e-4
+SECONDS = 300  # of one run, at most
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over the runs of one system: seconds, bytes. failure: of its first run that failed; the other figures are of the others."""
+
+    system: str
+    shape: str
+    ranks: int
+    runs: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    heap_peak: float = 0.0
+    heap_idle: float = 0.0
+    rss_peak: float = 0.0
+    losses: tuple[float, ...] = field(default=())
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A share that a packhorse row was found to have, and what it is held to. beside: the best rival."""
+
+    row: Row
+    what: str
+    found: float
+    most: float
+    beside: str
+
+    @property
+    def met(self) -> bool:
+        return self.found <= self.most
+
+
+def bars_of(rows: list[Row]) -> list[Bar]:
+    """Everything that packhorse is held to, of rows of one shape and number of ranks."""
+    known = {row.system: row for row in rows if row.runs}
+    bars = []
+    for system in SYSTEMS:
+        if not system.ours or system.name not in known:
+            continue
+        row = known[system.name]
+        rivals = [known[s.name] for s in SYSTEMS if not s.ours and s.name in known and (s.stage, s.recompute) == (system.stage, system.recompute)]
+        if rivals and system.stage:
+            cpu, heap = min(rivals, key=lambda r: r.cpu), min(rivals, key=lambda r: r.heap_peak)
+            bars.append(Bar(row, "CPU", row.cpu / cpu.cpu, CPU_BARS[system.stage], cpu.system))
+            bars.append(Bar(row, "heap peak", row.heap_peak / heap.heap_peak, HEAP_BAR_RECOMPUTING if system.recompute else HEAP_BAR, heap.system))
+        bars.append(Bar(row, "RSS", row.rss_peak / row.heap_peak, RSS_BAR, "its own heap peak"))
+    return bars
+
+
+def unlike(rows: list[Row]) -> list[Row]:
+    """Rows whose losses are not those of most others: they have not trained the same model."""
+    together = [row for row in rows if row.runs and _system(row).stage is not None]
+    middle = [statistics.median(values) for values in zip(*(row.losses for row in together))]
+    return [row for row in together if max(abs(a - b) for a, b in zip(row.losses, middle)) > LOSS_BOUND]
+
+
+def medians(system: System, shape: str, ranks: int, found: list[dict[str, Any]]) -> Row:
+    """One row of the results of some runs, in which those that failed are {"failure": why}."""
+    failure = next((run["failure"] for run in found if "failure" in run), "")
+    ran = [run for run in found if "failure" not in run]
+    if not ran:
+        return Row(system.name, shape, ranks, failure=failure)
+    figures = {key: statistics.median(run[key] for run in ran) for key in ("wall", "cpu", "heap_peak", "heap_idle", "rss_peak")}
+    return Row(system.name, shape, ranks, len(ran), **figures, losses=tuple(ran[0]["losses"]), failure=failure)
+
+
+def render(rows: list[Row]) -> str:
+    """A table for each shape and number of ranks, in Markdown."""
+    tables: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        tables[row.shape, row.ranks].append(row)
+    lines: list[str] = []
+    for (shape, ranks), those in tables.items():
+        sizes = SHAPES[shape]
+        lines += [
+            f"### {shape}: {sizes['batch']} x {sizes['seq_len']} tokens a rank, {ranks} ranks",
+            "",
+            "| | stage | runs | step ms | CPU ms | heap peak MiB | idle | RSS MiB | last loss |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row in those:
+            stage = "" if _system(row).stage is None else _system(row).stage
+            if row.runs:
+                memory = " | ".join(f"{x / MIB:.0f}" for x in (row.heap_peak, row.heap_idle, row.rss_peak))
+                lines.append(
+                    f"| {row.system} | {stage} | {row.runs} | {row.wall * 1e3:.0f} | {row.cpu * 1e3:.0f} | {memory} | {row.losses[-1]:.5f} |"
+                )
+            else:
+                lines.append(f"| {row.system} | {stage} | failed | | | | | | |")
+        lines += ["", "| | share | found | at most | of | |", "|---|---|---|---|---|---|"]
+        for bar in bars_of(those):
+            lines.append(f"| {bar.row.system} | {bar.what} | {bar.found:.3f} | {bar.most:.2f} | {bar.beside} | {'met' if bar.met else 'missed'} |")
+        lines.append("")
+        lines += [f"- {row.system}: {row.failure}" for row in those if row.failure]
+        lines += [f"- {row.system}: its losses are not those of the others" for row in unlike(those)]
+    return "\n".join(lines).rstrip()
+
+
+def _system(row: Row) -> System:
+    return next(system for system in SYSTEMS if system.name == row.system)
+
+
+def measure(systems: list[System], shape: str, ranks: int, asked: argparse.Namespace, library: Path) -> list[Row]:
+    """All rounds of one shape on one number of ranks."""
+    found: dict[str, list[dict[str, Any]]] = {system.name: [] for system in systems}
+    for number in range(asked.rounds):
+        for system in random.Random(number).sample(systems, len(systems)):
+            environment = {"LD_PRELOAD": str(library), "PYTHONWARNINGS": "ignore"}
+            if system.package:  # another environment, in which packhorse is not installed
+                environment |= {"PYTHONPATH": str(Path(packhorse.__file__).parent.parent), "DS_ACCELERATOR": "cpu"}
+            try:
+                run = run_job(
+                    "packhorse.bench.peer_job",
+                    {"system": system.name, "shape": MODEL | SHAPES[shape], "warmup": asked.warmup, "steps": asked.steps, "budget": asked.budget},
+                    ranks,
+                    seconds=SECONDS,
+                    environment=environment,
+                    python=asked.deepspeed if system.package else sys.executable,
+                )
+            except JobError as error:
+                run = {"failure": str(error)}
+            found[system.name].append(run)
+            if not asked.as_json:
+                said = (
+                    "failed" if "failure" in run else f"{run['wall'] * 1e3:.0f} ms, CPU {run['cpu'] * 1e3:.0f} ms, {run['heap_peak'] / MIB:.0f} MiB"
+                )
+                print(f"{shape}, {ranks} ranks, round {number + 1}: {system.name}: {said}", flush=True)
+    return [medians(system, shape, ranks, found[system.name]) for system in systems]
+
+
+def run(arguments: list[str], *, as_json: bool) -> int:
+    """The command. Exit code 0 if packhorse meets everything that it is held to, else 1."""
+    parser = argparse.ArgumentParser(prog="packhorse bench peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of systems' names; all without any")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=3, help="steps before those that count")
+    parser.add_argument("--budget", default="minimum", help="of packhorse where it recomputes")
+    parser.add_argument("--deepspeed", metavar="PYTHON", help="of an environment with torch and deepspeed")
+    parser.add_argument("--write", type=Path, help="Markdown file whose table is replaced")
+    asked = parser.parse_args(arguments, argparse.Namespace(as_json=as_json))
+    if min(asked.rounds, asked.steps) < 1 or asked.warmup < 0 or min(asked.ranks) < 2:
+        raise UserError("bench peers: expected 1 or more rounds and steps, and 2 or more ranks")
+    there = [s for s in SYSTEMS if not s.package or asked.deepspeed]
+    systems = [s for s in there if not asked.names or any(name.lower() in s.name.lower() for name in asked.names)]
+    if not systems:
+        raise UserError(f"bench peers: no system is called {' or '.join(asked.names)}; the systems are {'; '.join(s.name for s in there)}")
+    if asked.deepspeed and not os.access(asked.deepspeed, os.X_OK):
+        raise UserError(f"bench peers: --deepspeed {asked.deepspeed}: expected the path of a Python interpreter")
+    if asked.write:
+        write_between(asked.write, BEGIN, END, None)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        library = heap_watch.build(Path(folder))
+        for ranks in asked.ranks:
+            for shape in asked.shapes:
+                rows += measure(systems, shape, ranks, asked, library)
+    tables: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        tables[row.shape, row.ranks].append(row)
+    bars = [bar for those in tables.values() for bar in bars_of(those)]
+    print(json.dumps({"rows": [asdict(r) for r in rows], "bars": [asdict(b) | {"met": b.met} for b in bars]}) if as_json else "\n" + render(rows))
+    if asked.write:
+        write_between(asked.write, BEGIN, END, render(rows))
+    return int(not all(bar.met for bar in bars) or any(row.failure for row in rows) or any(unlike(those) for those in tables.values()))
