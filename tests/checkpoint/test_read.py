@@ -76,8 +76,8 @@ def test_no_folder_and_foreign_folders(tmp_path):
 
 
 def test_unknown_version_says_both(folder):
-    forge(folder, version=2)
-    refused(folder, "format version 2, and this packhorse reads version 1")
+    forge(folder, version=3)
+    refused(folder, "format version 3, and this packhorse reads versions 1 to 2")
 
 
 @pytest.mark.parametrize(

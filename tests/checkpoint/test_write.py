@@ -332,6 +332,6 @@ def test_killed_at_any_moment_the_last_checkpoint_loads(tmp_path):
 def test_the_manifest_says_what_is_inside(tmp_path):
     write_checkpoint(tmp_path / "c", state(), {})
     body = json.loads((tmp_path / "c" / "manifest.json").read_bytes())["body"]
-    assert body["format"] == "packhorse-checkpoint" and body["version"] == 1
+    assert body["format"] == "packhorse-checkpoint" and body["version"] == 2
     assert body["tensors"] == {"w": ["F32", [3, 4]], "count": ["I64", []], "rng": ["U8", [5]]}
     assert body["files"]["tensors.safetensors"][0] == (tmp_path / "c" / "tensors.safetensors").stat().st_size

@@ -3,17 +3,79 @@
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from packhorse.checkpoint.layout import MANIFEST, Manifest, decode_manifest, replaced_path
-from packhorse.checkpoint.stream import dtype_name
+from packhorse.checkpoint.layout import MANIFEST, Manifest, check_pieces, decode_manifest, replaced_path
+from packhorse.checkpoint.stream import DTYPES
+from packhorse.checkpoint.together import together
 from packhorse.errors import CheckpointError
+from packhorse.graph.ir import contiguous_strides
+from packhorse.planning.placement import same_layout
+from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.transport import memory_order
 
 _CHUNK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint. What is read of it is mapped from the files where it lies in one piece, and takes no memory before it is used."""
+
+    folder: Path
+    manifest: Manifest
+    _open: dict[str, Any] = field(default_factory=dict)
+
+    def owner(self, name: str) -> str:
+        """The name under which the tensor's bytes are stored."""
+        return self.manifest.aliases.get(name, name)
+
+    def elements(self, name: str, first: int, end: int) -> Tensor:
+        """Elements [first, end) of a stored tensor, in the order in which it is stored: (end - first,)."""
+        found = [
+            self._file(file).get_tensor(name).view(-1)[max(first, low) - low : min(end, high) - low]
+            for file, low, high in self.manifest.pieces[name]
+            if max(first, low) < min(end, high)
+        ]
+        if not found:
+            return torch.empty(0, dtype=DTYPES[self.manifest.tensors[name][0]])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def whole(self, name: str) -> Tensor:
+        """A whole tensor, in its shape."""
+        name = self.owner(name)
+        shape = self.manifest.tensors[name][1]
+        return self.elements(name, 0, self.manifest.count(name)).as_strided(shape, self.strides(name))
+
+    def part(self, name: str, shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> Tensor:
+        """Elements [first, end) of the tensor as if it had these strides. The whole of it is read only where they are others than the stored ones."""
+        owner = self.owner(name)
+        if first < end and not same_layout(tuple(shape), tuple(strides), self.strides(owner)):
+            return memory_order(torch.empty_strided(shape, strides, dtype=DTYPES[self.manifest.tensors[owner][0]]).copy_(self.whole(owner)))[
+                first:end
+            ]
+        return self.elements(owner, first, end)
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        """Of a stored tensor, in elements."""
+        return self.manifest.strides.get(name) or contiguous_strides(self.manifest.tensors[name][1])
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = _opened(self.folder / name)
+        return self._open[name]
+
+
+def open_checkpoint(folder: Path, ranks: Ranks | None = None) -> Checkpoint:
+    """The checkpoint `folder`, after every byte of it has been checked: as `verify_checkpoint`."""
+    manifest = verify_checkpoint(folder, ranks)
+    return Checkpoint(_present(folder), manifest)
 
 
 def read_checkpoint(folder: Path, prefixes: tuple[str, ...] = ("",)) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -24,40 +86,69 @@ def read_checkpoint(folder: Path, prefixes: tuple[str, ...] = ("",)) -> tuple[di
     Raises CheckpointError naming the file if anything is missing, foreign, of another version, of another size or checksum than the
     manifest says, or reaches outside the folder.
     """
-    folder = _present(folder)
-    manifest = verify_checkpoint(folder)
-    owners = {name: name for name in manifest.tensors} | manifest.aliases
-    owners = {name: owner for name, owner in owners.items() if name.startswith(prefixes)}
-    wanted = set(owners.values())
-    tensors: dict[str, Tensor] = {}
-    present: set[str] = set()
-    for name in manifest.files:
-        present |= _read_tensors(folder / name, wanted, into=tensors)
-    found = {name: (dtype_name(name, tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    if present != manifest.tensors.keys() or found != {name: manifest.tensors.get(name) for name in wanted}:
-        raise CheckpointError(f"{folder / MANIFEST} does not list the tensors that its files hold; load another checkpoint")
-    return {name: tensors[owner] for name, owner in owners.items()}, manifest.meta
+    checkpoint = open_checkpoint(folder)
+    names = [name for name in (*checkpoint.manifest.tensors, *checkpoint.manifest.aliases) if name.startswith(prefixes)]
+    owners = {owner: checkpoint.whole(owner) for owner in {checkpoint.owner(name) for name in names}}
+    return {name: owners[checkpoint.owner(name)] for name in names}, checkpoint.manifest.meta
 
 
-def verify_checkpoint(folder: Path) -> Manifest:
-    """Checks names, sizes and checksums of the checkpoint `folder` and returns its manifest. Reads every file once.
+def verify_checkpoint(folder: Path, ranks: Ranks | None = None) -> Manifest:
+    """Checks names, sizes, checksums and contents of the checkpoint `folder` and returns its manifest. Reads every file once; with several ranks each
+    reads its share of the files.
 
-    Raises CheckpointError naming the first file that is wrong.
+    Raises CheckpointError naming the first file that is wrong, on every rank if on one.
     """
-    folder = _present(folder)
-    path = folder / MANIFEST
+    manifest: list[Manifest] = []
+
+    def check() -> str:
+        whole = _present(folder)
+        found, digest = _read_manifest(whole / MANIFEST)
+        manifest.append(found)
+        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.mesh.dp)
+        for name in sorted(found.files)[rank::count]:
+            _check_file(whole, name, found)
+        check_pieces(found, whole / MANIFEST)
+        return digest
+
+    digests = together(ranks, check)
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise CheckpointError(
+                f"rank 0 and rank {rank} see different checkpoints at {folder.absolute()}; checkpoints have to be on a disk that all machines share"
+            )
+    return manifest[0]
+
+
+def _read_manifest(path: Path) -> tuple[Manifest, str]:
+    """The manifest, of which every name may become a path, and its SHA-256 in hex."""
     _require_plain_file(path)
     try:
-        manifest = decode_manifest(path.read_bytes(), path)
+        encoded = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; make it readable") from error
-    for name, (size_bytes, digest) in manifest.files.items():
+    manifest = decode_manifest(encoded, path)
+    for name in manifest.files:
         # The manifest may come from anywhere: only a plain name may become a path.
         if name != os.path.basename(name) or name in ("", ".", "..") or "\\" in name or "\0" in name:
             raise CheckpointError(f"{path} names the file {name!r}, which is not a plain file name; it is refused, load another checkpoint")
-        _require_plain_file(folder / name)
-        _require_content(folder / name, size_bytes, digest)
-    return manifest
+    return manifest, hashlib.sha256(encoded).hexdigest()
+
+
+def _check_file(folder: Path, name: str, manifest: Manifest) -> None:
+    """Raises CheckpointError unless the file is the ordinary, whole one that the manifest describes."""
+    path = folder / name
+    _require_plain_file(path)
+    _require_content(path, *manifest.files[name])
+    wanted, file = manifest.pieces_of(name), _opened(path)
+    found = set(file.keys())
+    empty = {other for other in found - wanted.keys() if other in manifest.tensors and not manifest.count(other)}
+    fits = found - empty == wanted.keys()
+    for tensor in wanted if fits else ():
+        stored, (dtype, shape) = file.get_slice(tensor), manifest.tensors[tensor]
+        whole = tuple(stored.get_shape()) == shape and wanted[tensor] == manifest.count(tensor)
+        fits &= stored.get_dtype() == dtype and dtype in DTYPES and (whole or list(stored.get_shape()) == [wanted[tensor]])
+    if not fits or not set(manifest.aliases.values()) <= manifest.tensors.keys():
+        raise CheckpointError(f"{folder / MANIFEST} does not list the tensors that its files hold ({name}); load another checkpoint")
 
 
 def _present(folder: Path) -> Path:
@@ -93,12 +184,9 @@ def _require_content(path: Path, size_bytes: int, digest: str) -> None:
         raise CheckpointError(f"{path} is damaged: SHA-256 {sha.hexdigest()}, expected {digest}; load an earlier checkpoint")
 
 
-def _read_tensors(path: Path, wanted: set[str], *, into: dict[str, Tensor]) -> set[str]:
-    """Reads the `wanted` tensors of a file; returns the names of all that are in it."""
+def _opened(path: Path) -> Any:
+    """The safetensors file. Its checksum was right, so whoever made the manifest meant it."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            present = set(file.keys())
-            into |= {name: file.get_tensor(name) for name in sorted(present & wanted)}
-            return present
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}; load another checkpoint") from error

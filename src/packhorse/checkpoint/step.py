@@ -1,57 +1,101 @@
-"""A compiled step <-> a checkpoint: `packhorse.save` and `packhorse.load`."""
+"""A compiled step <-> a checkpoint: `packhorse.save` and `packhorse.load`, on one rank or many."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
+from os.path import abspath
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from packhorse.checkpoint.read import read_checkpoint
+from packhorse.checkpoint.read import Checkpoint, open_checkpoint
+from packhorse.checkpoint.stream import DTYPES
+from packhorse.checkpoint.together import on_first, together
 from packhorse.checkpoint.write import write_checkpoint
 from packhorse.errors import CheckpointError
+from packhorse.runtime.held import Piece
+from packhorse.runtime.rank_random import as_rank_0s, of_other_ranks
+from packhorse.runtime.ranks import Ranks
 
 
 class Stateful(Protocol):
-    """What a compiled step offers to be saved: parameters, buffers, optimizer moments, step counts and random state."""
+    """What a compiled step offers to be saved: parameters, buffers, optimizer moments, step counts and random state, as Tensors, or as Pieces, what
+    this rank holds of them. A step of several ranks has them as `ranks`."""
 
-    def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def training_state(self) -> tuple[Mapping[str, Any], dict[str, Any]]: ...
 
-    def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None: ...
+    def load_training_state(self, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None: ...
 
 
 def save(path: str | PathLike[str], step: Stateful, extra: Mapping[str, Any] | None = None) -> None:
     """Saves everything that `step` needs to continue, and the JSON-able `extra`, as the checkpoint folder `path`.
 
-    Raises CheckpointError if that is not possible; an earlier checkpoint at `path` is then still there.
+    With several ranks every rank calls it and writes its own part; path and `extra` are rank 0's, and so are buffers.
+    Raises CheckpointError, on every rank, if that is not possible; an earlier checkpoint at `path` is then still there.
     """
     tensors, meta = step.training_state()
-    write_checkpoint(Path(path), tensors, {"step": meta, "extra": dict(extra or {})})
+    write_checkpoint(Path(path), tensors, {"step": meta, "extra": dict(extra or {})}, _ranks(step))
 
 
 def load(path: str | PathLike[str], step: Stateful) -> dict[str, Any]:
     """Puts `step` where it was when the checkpoint `path` was saved, and returns the `extra` of that time.
 
-    Raises CheckpointError, before anything changes, if the checkpoint is not whole or was saved from a model or optimizer whose
+    It may have been saved at any other number of ranks and stage of ZeRO. With several ranks every rank calls it, and path is rank 0's; each reads
+    only what it holds. Rank r goes on with the random state that rank r saved (runtime/rank_random.py says what a rank does that there was not).
+    Raises CheckpointError, on every rank and before anything changes, if the checkpoint is not whole or was saved from a model or optimizer whose
     tensors have other names, shapes or dtypes; the first difference is named.
     """
-    tensors, meta = read_checkpoint(Path(path))
-    if set(meta) != {"step", "extra"}:
+    ranks = _ranks(step)
+    path = Path(on_first(ranks, lambda: abspath(path)))
+    saved = open_checkpoint(path, ranks)
+    if set(saved.manifest.meta) != {"step", "extra"}:
         raise CheckpointError(f"{path} was not saved by packhorse.save; load one that was")
-    _require_same(tensors, step.training_state()[0], path)
-    step.load_training_state(tensors, meta["step"])
-    return meta["extra"]
+    wanted, _ = step.training_state()
+    together(ranks, lambda: _require_same(saved, wanted, path))
+    step.load_training_state(_Contents(saved, wanted), saved.manifest.meta["step"])
+    return saved.manifest.meta["extra"]
 
 
-def _require_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | PathLike[str]) -> None:
-    for name in sorted(found.keys() | wanted.keys()):
-        seen, expected = (_describe(tensors.get(name)) for tensors in (found, wanted))
-        if seen != expected:
+class _Contents(Mapping[str, Tensor]):
+    """The tensors of a checkpoint as a step wants them, pieces flat. Each is read when it is looked up, so that none waits in memory."""
+
+    def __init__(self, saved: Checkpoint, wanted: Mapping[str, Tensor | Piece]):
+        self.saved, self.wanted = saved, wanted
+
+    def __getitem__(self, name: str) -> Tensor:
+        piece = self.wanted.get(name)
+        if isinstance(piece, Piece):
+            return self.saved.part(name, piece.shape, piece.strides, piece.begin, piece.begin + piece.held.numel())
+        return self.saved.whole(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.saved.manifest.tensors, *self.saved.manifest.aliases))
+
+    def __len__(self) -> int:
+        return len(self.saved.manifest.tensors) + len(self.saved.manifest.aliases)
+
+
+def _ranks(step: Stateful) -> Ranks | None:
+    return getattr(step, "ranks", None)
+
+
+def _require_same(saved: Checkpoint, wanted: Mapping[str, Tensor | Piece], path: Path) -> None:
+    stored = saved.manifest.tensors
+    found = {name: _describe(DTYPES[stored[saved.owner(name)][0]], stored[saved.owner(name)][1]) for name in (*stored, *saved.manifest.aliases)}
+    found = {name: words for name, words in found.items() if not of_other_ranks(name)}
+    expected = {as_rank_0s(name): _described(tensor) for name, tensor in wanted.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        seen, here = found.get(name, "absent"), expected.get(name, "absent")
+        if seen != here:
             raise CheckpointError(
-                f"{path} does not fit this model and optimizer: {name!r} is {seen} in the checkpoint and {expected} here; "
+                f"{path} does not fit this model and optimizer: {name!r} is {seen} in the checkpoint and {here} here; "
                 "use the model, data and optimizer settings of the run that saved it, or start a new run"
             )
 
 
-def _describe(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _described(tensor: Tensor | Piece) -> str:
+    return _describe(tensor.held.dtype, tensor.shape) if isinstance(tensor, Piece) else _describe(tensor.dtype, tensor.shape)
+
+
+def _describe(dtype: Any, shape: Any) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"

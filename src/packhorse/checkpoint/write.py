@@ -1,75 +1,125 @@
 """Tensors and values -> a checkpoint on disk that is either there and complete, or not there at all.
 
-Staging folder, fsync of every file and folder, rename, fsync of the parent: see layout.py for the names.
-Known shortcoming: a staging folder counts as left over when no process of its number runs on this machine, so two machines must not
-write checkpoints into one folder at the same time (rank 0 alone writes).
+Staging folder, fsync of every file and folder, rename, fsync of the parent: see layout.py for the names. Of several ranks each writes a file of its
+own; rank 0 alone makes and renames folders, when it has heard that every file is on disk.
+Known shortcomings: a staging folder counts as left over when no process of its number runs on this machine, so two jobs on two machines must not
+write checkpoints into one folder at the same time. Ranks wait for each other no longer than runtime/ranks.py says.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from packhorse.checkpoint.layout import MANIFEST, STAGING_PREFIX, TENSORS, Manifest, encode_manifest, replaced_path, step_of
+from packhorse.checkpoint.layout import (
+    MANIFEST,
+    STAGING_PREFIX,
+    TENSORS,
+    Manifest,
+    check_pieces,
+    encode_manifest,
+    is_file_of_ours,
+    rank_file,
+    replaced_path,
+    step_of,
+)
 from packhorse.checkpoint.read import verify_checkpoint
 from packhorse.checkpoint.stream import dtype_name, write_tensors
+from packhorse.checkpoint.together import is_first, on_first, together
 from packhorse.errors import CheckpointError
+from packhorse.graph.ir import contiguous_strides
+from packhorse.planning.placement import same_layout
+from packhorse.runtime.held import Piece
+from packhorse.runtime.ranks import Ranks
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor | Piece], meta: Mapping[str, Any], ranks: Ranks | None = None) -> None:
     """Saves name -> tensor (any shape, strides and device) and JSON-able `meta` as the checkpoint `folder`.
 
-    Tied tensors (the same elements under two names) are stored once and come back tied. An earlier checkpoint at `folder` stays
+    With several ranks each calls this with what it holds, a Tensor being its own alone and saved whole; nothing is gathered. `folder` and `meta` are
+    rank 0's. Tied tensors (the same elements under two names) are stored once and come back tied. An earlier checkpoint at `folder` stays
     whole and readable until the new one is complete, then goes; a folder that is something else is never touched.
 
-    Raises CheckpointError if the disk is full, a folder cannot be written, `folder` exists and is not a checkpoint, or a tensor or
+    Raises CheckpointError, on every rank, if one's disk is full, a folder cannot be written, `folder` exists and is not a checkpoint, or a tensor or
     value cannot be stored. What was there before is there after.
     """
-    folder = Path(os.path.abspath(folder))
-    described = {name: (dtype_name(name, tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    owners, aliases = _tied(tensors)
+    folder = Path(on_first(ranks, lambda: os.path.abspath(folder)))
+    with staged(folder, ranks) as staging:
+        reports = together(ranks, lambda: _write_own(staging, folder, tensors, ranks))
+        on_first(ranks, lambda: commit(staging, folder, _manifest(reports, dict(meta))))
+
+
+@contextmanager
+def staged(folder: Path, ranks: Ranks | None = None) -> Iterator[Path]:
+    """The empty folder in which the checkpoint `folder` is built; what is left of it goes at the end. Raises CheckpointError, on every rank, if there
+    cannot be one."""
     staging = folder.with_name(f"{STAGING_PREFIX}{folder.name}-{os.getpid()}")
+
+    def begin() -> str:
+        with saving(folder, staging):
+            _require_replaceable(folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _finish_earlier_writes(folder)
+            staging.mkdir()
+        return str(staging)
+
     try:
-        _require_replaceable(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _finish_earlier_writes(folder)
-        staging.mkdir()
-        files = {TENSORS: write_tensors(staging / TENSORS, owners)}
-        _write_file(staging / MANIFEST, encode_manifest(Manifest(files, {name: described[name] for name in owners}, aliases, dict(meta))))
+        yield Path(on_first(ranks, begin))
+    finally:
+        if is_first(ranks):
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def commit(staging: Path, folder: Path, manifest: Manifest) -> None:
+    """Completes a checkpoint of which all files but the manifest are on disk, and puts it in its place. Raises CheckpointError."""
+    check_pieces(manifest, staging / MANIFEST)
+    with saving(folder, staging):
+        _write_file(staging / MANIFEST, encode_manifest(manifest))
         _sync_folder(staging)
         _put_in_place(staging, folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot save the checkpoint {folder}: {error.strerror or error} ({error.filename or staging}); nothing that was saved "
-            "before has changed. Free space on that disk or choose another folder, then resume from the last checkpoint"
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
-def prune_checkpoints(root: Path, keep_last: int, *, keep_every: int = 0, report: Callable[[str], None] = print) -> list[Path]:
+def prune_checkpoints(
+    root: Path, keep_last: int, *, keep_every: int = 0, report: Callable[[str], None] = print, ranks: Ranks | None = None
+) -> list[Path]:
     """Deletes step-N of `root` and returns those deleted, oldest first. The `keep_last` >= 1 newest stay, and multiples of `keep_every` > 0.
 
     Every byte of the newest one is read back first. If it is not whole nothing is deleted, so the only good checkpoint can never go, and it is
     set aside as damaged-0-step-N, so that it never counts as one of those that stay. Links are left alone and not counted.
-    What goes wrong here is told to `report`: it is no reason to end a run whose state is saved.
+    What goes wrong here is told to `report`: it is no reason to end a run whose state is saved. With several ranks each reads back its share; rank 0
+    deletes and reports, and its `root` counts.
     """
     assert keep_last >= 1
-    steps = sorted((step, path) for path in root.iterdir() if (step := step_of(path)) is not None and path.is_dir() and not path.is_symlink())
-    deleted: list[Path] = []
+    steps = [(step, Path(path)) for step, path in on_first(ranks, lambda: _steps(root))]
+    if not steps:
+        return []
+    reason = _damage(steps[-1][1], ranks)
+    return [Path(path) for path in on_first(ranks, lambda: _prune(root, steps, reason, keep_last, keep_every, report))]
+
+
+def _steps(root: Path) -> list[tuple[int, str]]:
+    found = ((step_of(path), path) for path in root.iterdir() if path.is_dir() and not path.is_symlink())
+    return sorted((step, str(path)) for step, path in found if step is not None)
+
+
+def _prune(
+    root: Path, steps: list[tuple[int, Path]], damage: str | None, keep_last: int, keep_every: int, report: Callable[[str], None]
+) -> list[str]:
+    deleted: list[str] = []
     try:
-        if steps and (reason := _damage(steps[-1][1])):
-            report(f"{reason}; it is kept as {set_aside(steps[-1][1], 'damaged').name}, and every older checkpoint stays")
+        if damage:
+            report(f"{damage}; it is kept as {set_aside(steps[-1][1], 'damaged').name}, and every older checkpoint stays")
             return []
         for step, path in steps[:-keep_last]:
             if not keep_every or step % keep_every:
                 # Out of sight in one move first: a kill half-way through deleting must not leave half a step-N.
                 doomed = path.with_name(f"{STAGING_PREFIX}{path.name}-{os.getpid()}")
                 path.rename(doomed)
-                deleted.append(path)
+                deleted.append(str(path))
                 shutil.rmtree(doomed)
     except OSError as error:
         report(f"cannot delete outdated checkpoints: {error.strerror} ({error.filename}); make {root} writable, or delete them by hand")
@@ -82,9 +132,47 @@ def set_aside(folder: Path, word: str) -> Path:
     return folder.rename(aside)
 
 
-def _damage(folder: Path) -> str | None:
+@contextmanager
+def saving(folder: Path, staging: Path) -> Iterator[None]:
+    """What the file system refuses inside, as a CheckpointError."""
     try:
-        verify_checkpoint(folder)
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save the checkpoint {folder}: {error.strerror or error} ({error.filename or staging}); nothing that was saved "
+            "before has changed. Free space on that disk or choose another folder, then resume from the last checkpoint"
+        ) from error
+
+
+def _write_own(staging: Path, folder: Path, tensors: Mapping[str, Tensor | Piece], ranks: Ranks | None) -> dict[str, Any]:
+    """Writes what this rank saves. The part of the manifest that tells of it: a JSON-able dict of its fields."""
+    described = {n: (dtype_name(n, t.held if isinstance(t, Piece) else t), tuple(t.shape)) for n, t in tensors.items()}
+    pieces = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Piece)}
+    owners, aliases = _tied({name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)})
+    name = TENSORS if ranks is None else rank_file(ranks.rank)
+    own = {n: p.held[p.saved[0] - p.begin : p.saved[1] - p.begin] for n, p in pieces.items() if p.saved[0] < p.saved[1]}
+    with saving(folder, staging):
+        content = write_tensors(staging / name, owners | own)
+    ranges = {n: (0, tensor.numel()) for n, tensor in owners.items()} | {n: p.saved for n, p in pieces.items()}
+    return {
+        "files": {name: content},
+        "tensors": {n: words for n, words in described.items() if n not in aliases},
+        "aliases": aliases,
+        "strides": {n: p.strides for n, p in pieces.items() if not same_layout(p.shape, p.strides, contiguous_strides(p.shape))},
+        "pieces": {n: [(name, first, end)] if first < end else [] for n, (first, end) in ranges.items()},
+    }
+
+
+def _manifest(reports: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+    """What all ranks tell, as one. The shards of a tensor are in the order of the ranks."""
+    merged: dict[str, Any] = {key: {name: value for report in reports for name, value in report[key].items()} for key in reports[0]}
+    merged["pieces"] = {name: tuple(tuple(p) for report in reports for p in report["pieces"].get(name, ())) for name in merged["tensors"]}
+    return Manifest(**merged, meta=meta)
+
+
+def _damage(folder: Path, ranks: Ranks | None) -> str | None:
+    try:
+        verify_checkpoint(folder, ranks)
     except CheckpointError as error:
         return str(error)
     return None
@@ -107,10 +195,9 @@ def _tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
 
 
 def _require_replaceable(folder: Path) -> None:
-    known = {MANIFEST, TENSORS}
     if not folder.exists() and not folder.is_symlink():
         return
-    if folder.is_symlink() or not folder.is_dir() or not {path.name for path in folder.iterdir()} <= known:
+    if folder.is_symlink() or not folder.is_dir() or not all(is_file_of_ours(path.name) for path in folder.iterdir()):
         raise CheckpointError(
             f"cannot save a checkpoint at {folder}: something that is not a packhorse checkpoint is there, and it is left alone; "
             "choose a path that does not exist yet"

@@ -1,4 +1,5 @@
-"""`packhorse ckpt ...`: what checkpoints there are, whether they are whole, and models of Hugging Face in and out."""
+"""`packhorse ckpt ...`: what checkpoints there are, whether they are whole, the same for another number of ranks, and models of Hugging Face in and
+out."""
 
 import json
 from datetime import datetime
@@ -9,7 +10,7 @@ import typer
 
 from packhorse.errors import CheckpointError
 
-app = typer.Typer(no_args_is_help=True, help="List, verify and convert checkpoints.")
+app = typer.Typer(no_args_is_help=True, help="List, verify, reshard and convert checkpoints.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Checkpoint = Annotated[Path | None, typer.Option(metavar="PATH", help="which checkpoint; the newest whole one without it")]
@@ -57,6 +58,25 @@ def verify(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="
         typer.echo(json.dumps(rows))
     if damages:
         raise CheckpointError(damages[0] if len(rows) == 1 else f"of {len(rows)} checkpoints {len(damages)} not whole, the first: {damages[0]}")
+
+
+@app.command("reshard")
+def reshard_checkpoint(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="a checkpoint, saved by any number of ranks")],
+    out: Annotated[Path, typer.Argument(metavar="DST", help="checkpoint to write, which does not exist yet")],
+    ranks: Annotated[int, typer.Option(metavar="N", help="as how many ranks would have saved it; 1: one file, every tensor in its shape")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as N ranks would have saved it. Any number of ranks loads either."""
+    from packhorse.checkpoint.reshard import reshard
+    from packhorse.units import format_bytes
+
+    num_bytes = reshard(source, out, ranks)
+    typer.echo(
+        json.dumps({"source": str(source), "out": str(out), "ranks": ranks, "num_bytes": num_bytes})
+        if as_json
+        else f"{source} written to {out}: {ranks} file{'s' * (ranks > 1)}, {format_bytes(num_bytes)}"
+    )
 
 
 @app.command("to-hf")

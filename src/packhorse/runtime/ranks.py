@@ -20,13 +20,16 @@ TIMEOUT = timedelta(minutes=5)  # that a rank waits for another one
 
 
 class Ranks:
-    """All ranks of the mesh, seen by this one. transport: over the axis `dp`."""
+    """All ranks of the mesh, seen by this one. transport: over the axis `dp`.
 
-    def __init__(self, mesh: Mesh, rank: int, device: torch.device):
+    timeout: that it waits for another rank. purpose: what these collectives are for, where a process has several such objects.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, device: torch.device, timeout: timedelta = TIMEOUT, purpose: str = "step"):
         _join(mesh, rank, device)
         self.mesh, self.rank, self.device = mesh, rank, device
-        group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-        self.board = Board(dist.PrefixStore("packhorse", dist.distributed_c10d._get_default_store()), rank, mesh.world_size)
+        group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        self.board = Board(dist.PrefixStore(f"packhorse {purpose}", dist.distributed_c10d._get_default_store()), rank, mesh.world_size)
         self.transport = Transport(group, mesh.dp, mesh.dp_rank(rank), self.board.look)
         self.board.watch(self.transport)
         self.greeting = torch.zeros(2, dtype=torch.int64, device=device)
@@ -74,12 +77,14 @@ class Ranks:
         for rank in range(1, len(steps)):
             if steps[rank] != steps[0]:
                 raise UserError(
-                    f"rank 0 is at step {steps[0]} and rank {rank} at step {steps[rank]}: every rank has to take every step; give all of them as many "
+                    f"rank 0 is at step {steps[0]} and rank {rank} at step {steps[rank]}: every rank has to take every step; give "
+                    f"all of them as many "
                     "batches, and load the same checkpoint on all"
                 )
             if what[rank] != what[0]:
                 raise UserError(
-                    f"step {steps[0]}: rank {rank} is about to run other collectives than rank 0, because its model or batch is of another kind; give "
+                    f"step {steps[0]}: rank {rank} is about to run other collectives than rank 0, because its model or batch is of "
+                    f"another kind; give "
                     "every rank batches of the same structure, and the same model"
                 )
 

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +20,15 @@ from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.plan import Plan
 from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.runtime.executor import BoundProgram, Measured
+from packhorse.runtime.held import Piece, numbers, pieces, stacked
 from packhorse.runtime.job import Job
 from packhorse.runtime.loss_scale import LEAST, LossScale
 from packhorse.runtime.plain import from_plain, to_plain
 from packhorse.runtime.programs import Programs
 from packhorse.runtime.random import random_state, set_random_state
-from packhorse.runtime.reference import first_nonfinite
+from packhorse.runtime.rank_random import is_random, named, resumed
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.sharded import description, gathered, own_runs, spread_model
 from packhorse.runtime.storage import allocate, check_model, homes_of, load_constants, move_model, own_parameters, views
 
@@ -90,8 +93,13 @@ class Step:
 
         measure_outside: watch the allocator during this step (slower), so that the ledger can say what kernels used besides their results.
         Raises BatchError for a batch of another kind than the plan's, BudgetError if its size needs more than the budget, and NonFiniteError, before
-        any parameter is changed, if the loss is NaN or infinite (the random state is put back; running statistics have moved).
+        any parameter is changed, if the loss is NaN or infinite (the random state is put back; running statistics have moved). With several ranks
+        also PeerError if another one fails or is gone; what it said is in the message.
         """
+        with nullcontext() if self.ranks is None else self.ranks.board.telling():
+            return self._step(batch, measure_outside)
+
+    def _step(self, batch: Any, measure_outside: bool) -> Tensor:
         self._check()
         scale = None if self.loss_scale is None else self.loss_scale.value
         micros = micro_batches(batch, self.plan.options.num_micro_batches)
@@ -219,7 +227,12 @@ class Step:
         return norm, norm * (self.metrics["clip_coefficient"].item() if "clip_coefficient" in self.metrics else 1.0)
 
     def evaluate(self, batch: Any) -> float:
-        """The loss of one batch in eval mode, without gradients, planned in the same arena. Draws nothing, changes nothing."""
+        """The loss of one batch in eval mode, without gradients, planned in the same arena; the mean over ranks, each with its own batch. Draws
+        nothing, changes nothing."""
+        with nullcontext() if self.ranks is None else self.ranks.board.telling():
+            return self._evaluate(batch)
+
+    def _evaluate(self, batch: Any) -> float:
         self._check()
         batch = canonical(batch)
         modes = {module: module.training for module in self.model.modules()}
@@ -320,14 +333,21 @@ class Step:
 
     # -- save and resume ------------------------------------------------------------------------------------------------------------
 
-    def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies."""
-        tensors = {f"param/{n}": t for n, t in own_parameters(self.plan.persistent, self.runs).items()}
-        masters = views(self.plan.persistent, self.runs, "master").items()
-        tensors |= {f"master/{n}": t for n, t in masters if t.data_ptr() != tensors[f"param/{n}"].data_ptr()}
-        tensors |= {f"buffer/{n}": t for n, t in views(self.plan.persistent, self.runs, "buffer").items()}
-        tensors |= {f"state/{n}": t for n, t in views(self.plan.persistent, self.runs, "state").items()}
-        tensors |= {f"random/{n}": t for n, t in random_state(self.device, self.job.generators).items()}
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies. With several ranks they are pieces:
+        what this rank holds of each (numbers of the optimizer, such as step counts, are copies)."""
+        persistent, rank = self.plan.persistent, self._rank()
+        tensors: dict[str, Any] = {}
+        if self.ranks is None:
+            tensors |= {f"param/{n}": t for n, t in own_parameters(persistent, self.runs).items()}
+            masters = views(persistent, self.runs, "master").items()
+            tensors |= {f"master/{n}": t for n, t in masters if t.data_ptr() != tensors[f"param/{n}"].data_ptr()}
+            tensors |= {f"buffer/{n}": t for n, t in views(persistent, self.runs, "buffer").items()}
+            tensors |= {f"state/{n}": t for n, t in views(persistent, self.runs, "state").items()}
+        else:
+            tensors |= pieces(persistent, self.runs, self._units(), rank)
+            tensors |= {name: stacked(held, rank) for name, held in self._numbers().items()}
+        tensors |= named(random_state(self.device, self.job.generators), rank)
         meta: dict[str, Any] = {
             "num_steps": self.num_steps,
             "groups": [to_plain(_numbers(g), "param_groups") for g in self.job.optimizer.param_groups],
@@ -338,8 +358,9 @@ class Step:
             meta["scheduler"] = {"class": type(self.scheduler).__name__, "state": to_plain(self.scheduler.state_dict(), "scheduler")}
         return tensors, meta
 
-    def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave. The names and shapes must be this step's (packhorse.load checks and explains).
+    def load_training_state(self, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave: tensors as they are held here, pieces flat. The names and shapes must be this step's (packhorse.load
+        checks and explains).
 
         Raises CheckpointError, before anything changes, where this step has a scheduler and the saved one had another or none.
         """
@@ -351,11 +372,17 @@ class Step:
             )
         own, _ = self.training_state()
         with torch.no_grad():
-            for name, tensor in own.items():
-                if not name.startswith("random/"):
-                    tensor.copy_(tensors[name])
-        states = {n.removeprefix("random/"): t for n, t in tensors.items() if n.startswith("random/")}
-        set_random_state(states, self.device, self.job.generators)
+            for name, home in own.items():
+                if isinstance(home, Piece):
+                    home.held.copy_(tensors[name])
+                elif not is_random(name):
+                    home.copy_(tensors[name])
+            for name, held in self._numbers().items():
+                for number, saved in zip(held, own[name].held):
+                    number.copy_(saved)
+        devices = {"cpu": torch.device("cpu"), "cuda": self.device} | {name: g.device for name, g in self.job.generators.items()}
+        set_random_state(resumed(tensors, self._rank(), devices), self.device, self.job.generators)
+        self._loaded = True
         self.num_steps = meta["num_steps"]
         for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
             group.update(from_plain(saved, _numbers(group)))
@@ -365,6 +392,18 @@ class Step:
             self.scheduler.load_state_dict(from_plain(saved_scheduler["state"], self.scheduler.state_dict()))
         if self.job.has_steps(self.plan.persistent, self.runs):
             self._expose_optimizer_state()
+
+    def _rank(self) -> int:
+        return 0 if self.ranks is None else self.ranks.rank
+
+    def _numbers(self) -> dict[str, list[Tensor]]:
+        """Numbers that the optimizer keeps, where the runs of units hold them."""
+        return {} if self.ranks is None else numbers(self.plan.persistent, self.runs, self._units())
+
+    def _units(self) -> dict[str, str]:
+        """Parameter -> its unit, in the order of the model."""
+        assert self.plan.zero is not None
+        return self.plan.zero.partition.units
 
 
 def _no_second_backward(*_: Any, **__: Any) -> None:

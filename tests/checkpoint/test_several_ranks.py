@@ -1,0 +1,105 @@
+"""Checkpoints of several ranks: any of them killed at any point of a save, states handed on between all stages and numbers of ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from packhorse.checkpoint import read_checkpoint
+from packhorse.checkpoint.reshard import reshard
+
+pytestmark = pytest.mark.cpu
+JOBS = Path(__file__).with_name("several_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def codes(root):
+    """Name of a set of jobs -> the exit codes of their ranks."""
+    ran = subprocess.run([sys.executable, JOBS, root], capture_output=True, text=True, timeout=500)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def losses(root, name):
+    """Step at which each process started, and (step, loss) of every step that any took."""
+    words = [line.split() for line in (root / f"{name}.losses").read_text().splitlines()]
+    return [int(b) for a, b in words if a == "start"], [(int(a), float.fromhex(b)) for a, b in words if a != "start"]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# where the second process starts: the checkpoint of step 3 is there, or is not, when the rank dies
+@pytest.mark.parametrize(
+    ("point", "victim", "start"),
+    [(point, victim, 2) for point in ("staging", "syncing") for victim in (0, 1)]
+    + [("manifest", 0, 2), ("manifest", 1, 3), ("rename", 0, 2), ("rename", 1, 3), ("pruning", 0, 3), ("pruning", 1, 3)],
+)
+def test_killed_there_the_same_command_goes_on_as_if_nothing_had_happened(codes, root, point, victim, start):
+    name = f"{point}-{victim}"
+    broken, again = codes["kills"][name]
+    assert broken[victim] == -9 and broken[1 - victim] == 2, "the other rank ends by itself, with an error in words"
+    assert again == codes["kills"]["whole"] == [0, 0]
+    unbroken = dict(losses(root, "whole")[1])
+    starts, seen = losses(root, name)
+    assert sorted(unbroken) == [1, 2, 3, 4] and starts == [0, start]
+    assert [step for step, _ in seen] == [1, 2, 3, *range(start + 1, 5)]
+    assert all(loss == unbroken[step] for step, loss in seen)
+    assert names(root / name) == names(root / "whole") == ["step-3", "step-4"]
+
+
+def test_four_then_two_then_one_then_three_ranks_see_every_sample_in_order(codes, root):
+    assert codes["ranks_in_turn"] == {"turns": [[0] * 4, [0] * 2, [0], [0] * 3], "alone": [0]}
+    starts, seen = losses(root, "turns")
+    _, alone = losses(root, "alone")
+    assert starts == [0, 2, 4, 6] and [step for step, _ in seen] == [step for step, _ in alone] == list(range(1, 9))
+    assert all(abs(one - other) <= 1e-12 for (_, one), (_, other) in zip(seen, alone))
+
+
+def test_a_state_comes_through_all_stages_and_numbers_of_ranks_bit_for_bit(codes, root):
+    assert codes["handed_on"] == [[0] * ranks for ranks in (1, 3, 2, 4, 2, 1)]
+    first, meta = read_checkpoint(root / "handed-0")
+    assert torch.equal(first["state/step.f32.g0"], torch.full((5,), 2.0)), "embed, two blocks, the convolution and the scale have taken two steps"
+    for place, ranks in enumerate((1, 3, 2, 4, 2, 1)):
+        state, other = read_checkpoint(root / f"handed-{place}")
+        assert {name for name in state if name not in first} == {f"random.{rank}/cpu" for rank in range(1, ranks)}
+        for name, tensor in first.items():
+            assert torch.equal(state[name], tensor) and state[name].dtype == tensor.dtype, (place, name)
+        assert other["step"] == meta["step"] and other["step"]["num_steps"] == 2 and other["extra"] == {"place": place}
+        streams = [state[name] for name in state if name.startswith("random")]
+        assert len({stream.numpy().tobytes() for stream in streams}) == ranks, "no two ranks draw the same"
+
+
+def test_every_element_is_saved_once_and_every_rank_saves_its_share(codes, root):
+    whole = sum(tensor.numel() * tensor.element_size() for name, tensor in read_checkpoint(root / "handed-0")[0].items() if "random" not in name)
+    for place, ranks in ((1, 3), (3, 4), (4, 2)):
+        sizes = [path.stat().st_size for path in sorted((root / f"handed-{place}").glob("rank-*"))]
+        assert len(sizes) == ranks
+        headers = [int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in sorted((root / f"handed-{place}").glob("rank-*"))]
+        assert sum(sizes) - sum(headers) == whole + 5056 * ranks  # a generator's state on the host has 5056 bytes
+
+
+def test_a_full_disk_of_one_rank_is_told_to_all_and_nothing_is_lost(codes, root):
+    assert codes["full_disk"] == [0, 0]
+    (full, bad), left = json.loads((root / "full.told-0").read_text())
+    assert full.startswith("rank 1: cannot save the checkpoint") and "No space left on device" in full
+    assert bad.startswith("rank 0: cannot save the extra values")
+    assert json.loads((root / "full.told-1").read_text())[0] == [full, bad] and left == ["step-1"]
+    assert names(root / "full") == ["step-1", "step-2"]
+
+
+def test_resharded_ones_are_the_same(codes, root, tmp_path):
+    state, meta = read_checkpoint(root / "handed-3")
+    for count in (1, 3):
+        reshard(root / "handed-3", tmp_path / str(count), count)
+        found, other = read_checkpoint(tmp_path / str(count))
+        assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state) and other == meta
