@@ -16,6 +16,7 @@ _HOMES = {
     "plan": "packhorse.api",
     "compile": "packhorse.api",
     "Mesh": "packhorse.mesh",
+    "deferred": "packhorse.runtime.deferred",
     "Elementwise": "packhorse.optim.elementwise",
     "Needs": "packhorse.optim.elementwise",
     "save": "packhorse.checkpoint.step",
@@ -23,12 +24,12 @@ _HOMES = {
     "keep": "packhorse.capture.marks",
     "drop": "packhorse.capture.marks",
     **dict.fromkeys(
-        ("UserError", "BatchError", "BudgetError", "CaptureError", "CheckpointError", "ConfigError", "DataError", "NonFiniteError"),
+        ("UserError", "BatchError", "BudgetError", "CaptureError", "CheckpointError", "ConfigError", "DataError", "NonFiniteError", "PeerError"),
         "packhorse.errors",
     ),
 }
 
-__all__ = ["Mesh", "UserError", "compile", "drop", "keep", "load", "plan", "save"]  # the kinds of UserError are there too
+__all__ = ["Mesh", "UserError", "compile", "deferred", "drop", "keep", "load", "plan", "save"]  # the kinds of UserError are there too
 
 
 def __getattr__(name: str) -> Any:

@@ -125,11 +125,9 @@ def _constants(captured: Captured) -> list[tuple[str, Value]]:
     return [(i.target, i.value) for i in captured.micro.inputs if i.role == "constant"]
 
 
-def _metrics(
-    captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool, partition: Partition | None
-) -> list[tuple[str, Value]]:
-    """loss; losses, of every rank, where there are several; grad_norm where something is made of it; clip_coefficient; inverse_scale, what gradients are multiplied by against the loss scale, and
-    grad_factor, both factors in one."""
+def _metrics(captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool, partition: Partition | None) -> list[tuple[str, Value]]:
+    """loss; losses, of every rank, where there are several; grad_norm where something is made of it; clip_coefficient; inverse_scale, what
+    gradients are multiplied by against the loss scale, and grad_factor, both factors in one."""
     loss = next(captured.micro.values[o.name] for o in captured.micro.outputs if o.role == "metric")
     norm = norm_dtype(captured, owned)
     names = ["grad_norm"] * (clip_norm is not None or scaled) + ["clip_coefficient"] * (clip_norm is not None)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
 from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, MAX_REDUCED, REDUCE_SCATTER, REDUCE_SCATTER_OWN, VIEWS, WAIT
-from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.parallel.partition import Partition
+from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.planning.persistent import Persistent, Run
 from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay

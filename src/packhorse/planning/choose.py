@@ -14,9 +14,9 @@ from packhorse.device.device import Device
 from packhorse.errors import BudgetError, UserError
 from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
+from packhorse.parallel.zero import Zero
 from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent
-from packhorse.parallel.zero import Zero
 from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph, times_of
 from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.chen import chen
@@ -161,9 +161,7 @@ def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: boo
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 
 
-def make_plan(
-    graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None, zero: Zero | None = None
-) -> Plan:
+def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None, zero: Zero | None = None) -> Plan:
     """The plan of a step, judged against the budget.
 
     graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update

@@ -49,16 +49,15 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
         scratch = instruction.scratch if isinstance(instruction, Call) else None
         for operand in [*read, *written, *([scratch] if scratch else [])]:
             _inside(operand, program, persistent_bytes, where)
-        if isinstance(instruction, Call) and (tag := dict(instruction.kwargs).get("tag")) is not None:
-            if instruction.op == WAIT:
-                if tag not in under_way:
-                    raise CheckError(f"{where}: waits for {tag!r}, which is not under way")
-                del under_way[str(tag)]
+        if isinstance(instruction, Call) and instruction.op == WAIT:
+            tag = str(dict(instruction.kwargs)["tag"])
+            if under_way.pop(tag, None) is None:
+                raise CheckError(f"{where}: waits for {tag!r}, which is not under way")
         for tag, (reads, writes) in under_way.items():
             if any(_overlap(a, b) for a in [*read, *written] for b in writes) or any(_overlap(a, b) for a in written for b in reads):
                 raise CheckError(f"{where}: touches what the collective {tag!r} works on, before the wait for it")
-        if isinstance(instruction, Call) and instruction.op != WAIT and (tag := dict(instruction.kwargs).get("tag")) is not None:
-            under_way[str(tag)] = (read, written)
+        if isinstance(instruction, Call) and instruction.op != WAIT and "tag" in dict(instruction.kwargs):
+            under_way[str(dict(instruction.kwargs)["tag"])] = (read, written)
         for operand in read:
             start, end = operand.offset, operand.offset + operand.extent_bytes
             if operand.space == "arena" and start < end and arena.owners(start, end) != {operand.root}:

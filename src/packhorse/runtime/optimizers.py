@@ -43,7 +43,8 @@ def optimize(
 ) -> None:
     """One step of an optimizer on a run. rest: the states, each (N,) as param, the numbers, (parameters,), the gradient, the coefficient or None.
 
-    states, numbers: names. pieces: (start, count, number of the parameter). own_grad: a gradient is used from a copy of its own in the last temporary.
+    states, numbers: names. pieces: (start, count, number of the parameter). own_grad: a gradient is used from a copy of its own in the last
+    temporary.
     """
     *kept, grad, coefficient = rest
     runs, group = dict(zip(states, kept)), hyper.settings

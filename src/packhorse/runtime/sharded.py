@@ -10,34 +10,52 @@ from packhorse.capture.dtypes import LONG, SHORT
 from packhorse.capture.trace import distinct
 from packhorse.planning.persistent import Persistent, Run, Slot, holds_models_own
 from packhorse.planning.plan import Plan
+from packhorse.runtime.deferred import made, order_of, recipe_of
 from packhorse.runtime.ranks import Ranks
-from packhorse.runtime.storage import on_host, view, views
+from packhorse.runtime.storage import view, views
 from packhorse.runtime.transport import memory_order
 
 
 def spread_model(model: nn.Module, persistent: Persistent, runs: dict[str, Tensor], ranks: Ranks) -> None:
     """Rank 0's parameters and buffers to all ranks, one after another; each rank keeps its part of the parameters, and the model's own are left on
-    meta. Buffers stay the live ones, and are this rank's.
+    meta. Buffers stay the live ones, and are this rank's. A model made by `packhorse.deferred` gets its values here: at no time does a rank hold
+    more of it than its part and one tensor.
 
-    Raises UserError if the model is on meta.
+    Raises UserError if the model is on meta otherwise.
     """
-    on_host(model)
-    homes = _homes(persistent)
+    parameters = distinct(model.named_parameters(remove_duplicate=False))
+    buffers = distinct(model.named_buffers(remove_duplicate=False))
+    homes, own_buffers = _homes(persistent), views(persistent, runs, "buffer")
     with torch.no_grad():
-        for name, tensor in distinct(model.named_parameters(remove_duplicate=False)).items():
-            whole = tensor.detach().contiguous()
+        for name, whole in _values(parameters | buffers, ranks):
             ranks.broadcast(whole)
+            if name in buffers:
+                own_buffers[name].copy_(whole)
+                torch.utils.swap_tensors(buffers[name], own_buffers[name])
+                continue
             for run, slot in homes[name]:
-                flat = memory_order(torch.empty_strided(_whole(run, name).shape, _whole(run, name).strides, dtype=whole.dtype).copy_(whole))
+                like = next(s.value for s in run.layout.slots if s.target == name)
+                flat = memory_order(torch.empty_strided(like.shape, like.strides, dtype=whole.dtype, device=whole.device).copy_(whole))
                 home = memory_order(view(runs[run.name], slot))
                 home.copy_(flat[slot.begin : slot.begin + home.numel()])
-            _to_meta(tensor)
-        buffers = views(persistent, runs, "buffer")
-        for name, tensor in distinct(model.named_buffers(remove_duplicate=False)).items():
-            whole = tensor.detach().contiguous()
-            ranks.broadcast(whole)
-            buffers[name].copy_(whole)
-            tensor.data = buffers[name]
+            _to_meta(parameters[name])
+
+
+def _values(tensors: dict[str, Tensor], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """(name, values) of every tensor, in one order on all ranks: rank 0's own, and elsewhere memory for them."""
+    recipe, known_as = recipe_of(tensors)
+    if recipe is None:
+        for name, tensor in tensors.items():
+            yield name, tensor.detach().contiguous()
+        return
+    name_of = {known: name for name, known in known_as.items()}
+    if ranks.rank == 0:
+        for known, tensor in made(recipe, ranks.device):
+            yield name_of[known], tensor.contiguous()
+        return
+    for known in order_of(recipe):
+        tensor = tensors[name_of[known]]
+        yield name_of[known], torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
 
 
 def gathered(runs: dict[str, Tensor], kept: list[Run], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
@@ -91,11 +109,9 @@ def _homes(persistent: Persistent) -> dict[str, list[tuple[Run, Slot]]]:
     return table
 
 
-def _whole(run: Run, name: str):
-    return next(slot.value for slot in run.layout.slots if slot.target == name)
-
-
 def _to_meta(tensor: Tensor) -> None:
     """Frees the memory of a parameter; it stays the very object that the optimizer knows."""
+    if tensor.device.type == "meta":
+        return
     empty = nn.Parameter(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), tensor.requires_grad)
     torch.utils.swap_tensors(tensor, empty)

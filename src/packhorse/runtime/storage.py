@@ -8,6 +8,7 @@ from packhorse.capture.trace import distinct
 from packhorse.errors import UserError
 from packhorse.planning.persistent import Persistent, Slot, holds_models_own
 from packhorse.runtime.arena import zeroed
+from packhorse.runtime.deferred import made, recipe_of
 
 
 def allocate(persistent: Persistent, device: torch.device) -> dict[str, Tensor]:
@@ -28,27 +29,26 @@ def views(persistent: Persistent, runs: dict[str, Tensor], role: str) -> dict[st
 
 
 def move_model(model: torch.nn.Module, persistent: Persistent, runs: dict[str, Tensor]) -> None:
-    """Copies parameters and buffers into their runs and makes the model's own tensors views of them: they stay the live ones."""
-    on_host(model)
+    """Copies parameters and buffers into their runs and makes the model's own tensors views of them: they stay the live ones. Those of a model made
+    by `packhorse.deferred` get their values here, one after another."""
     tensors = distinct(model.named_parameters(remove_duplicate=False)) | distinct(model.named_buffers(remove_duplicate=False))
     homes = own_parameters(persistent, runs) | views(persistent, runs, "buffer")
+    masters = views(persistent, runs, "master")
+    recipe, known_as = recipe_of(tensors)
+    name_of = {known: name for name, known in known_as.items()}
+    values = tensors.items() if recipe is None else ((name_of[known], value) for known, value in made(recipe, next(iter(runs.values())).device))
     with torch.no_grad():
-        for name, master in views(persistent, runs, "master").items():
-            master.copy_(tensors[name])
-        for name, tensor in tensors.items():
-            homes[name].copy_(tensor)
-            tensor.data = homes[name]
-
-
-def on_host(model: torch.nn.Module) -> None:
-    """Raises UserError if a parameter or buffer is on meta."""
-    on_meta = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.device.type == "meta"]
-    if on_meta:
-        raise UserError(
-            f"the model has {len(on_meta)} tensors on the meta device (the first is {on_meta[0]!r}), which have no values to train; "
-            "planning works so, but before packhorse.compile give them memory and values: "
-            "model.to_empty(device='cpu'), then initialise or load weights"
-        )
+        for name, value in values:
+            if name in masters:
+                masters[name].copy_(value)
+            homes[name].copy_(value)
+            if recipe is None:
+                tensors[name].data = homes[name]
+                continue
+            home = homes[name]
+            if isinstance(tensors[name], torch.nn.Parameter):
+                home = torch.nn.Parameter(home, tensors[name].requires_grad)
+            torch.utils.swap_tensors(tensors[name], home)
 
 
 def load_constants(persistent: Persistent, runs: dict[str, Tensor], constants: dict[str, Tensor]) -> None:
