@@ -11,10 +11,11 @@ GREETING_BYTES = 16  # to each other rank before each step: the number of the st
 def sent_bytes(graph: Graph) -> int:
     """By one rank in one run. A gather sends the rank's shard to all others; a reduce-scatter sends each other rank what lies in its shard; an
     all-reduce is one of each, as everywhere in the field (2 (N-1)/N of the tensors; ZeRO, section 7.1)."""
-    return sum(_sent(node, graph) for node in graph.nodes)
+    return sum(sent_by(node, graph) for node in graph.nodes)
 
 
-def _sent(node: Node, graph: Graph) -> int:
+def sent_by(node: Node, graph: Graph) -> int:
+    """By one rank in one collective; 0 for any other node."""
     if node.op in (ALL_GATHER, ALL_GATHER_OTHERS):
         assert isinstance(node.args[0], Ref)
         return graph.values[node.args[0].name].extent_bytes * (_kwarg(node, "ranks") - 1)

@@ -25,6 +25,7 @@ from packhorse.planning.persistent import Persistent, Run
 from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay
 
+BUCKET = ".bucket."  # begins the name of what a reduction sends and receives through
 GATHERED = 2  # units whose parameters are whole at one time: the one in use, and the one that is on its way
 
 
@@ -158,7 +159,7 @@ def _reduction(run: Run, group: list[Output], names: list[str], slots: dict[str,
     shard = run.shard_bytes // itemsize
     size = bucket_bytes(offsets, sizes, shard, part.num_ranks, itemsize)
     tag = f"reduce {group[0].target}" + (f" .. {group[-1].target}" if len(group) > 1 else "")
-    bucket = Value(f".bucket.{group[0].target}", "u8", (size,), (1,))
+    bucket = Value(f"{BUCKET}{group[0].target}", "u8", (size,), (1,))
     if part.shards_gradients:
         sums = [
             (group[index].target, Value(f".reduced.{group[index].target}", run.dtype, (count,), (1,)))

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packhorse.graph.ir import Node
+from packhorse.graph.operators import ALL_GATHER, WAIT
+from packhorse.parallel.zero import BUCKET
+from packhorse.planning.placement import Storage
 from packhorse.planning.plan import GraphPlan, Plan
 from packhorse.units import format_bytes
 
@@ -14,7 +17,7 @@ class Alive:
 
     name: str
     num_bytes: int
-    kind: str  # "saved value", "temporary", "output", "scratch", "external ..."
+    kind: str  # "saved value", "temporary", "output", "scratch", "gathered parameters", "communication", "external ..."
     place: str
 
 
@@ -74,6 +77,9 @@ class Ledger:
         rows.append(f"  {'peak':<34}{format_bytes(self.predicted_peak_bytes):>14}   ({self.predicted_peak_bytes} bytes)")
         if self.measured_peak_bytes is not None:
             rows.append(f"  {'measured':<34}{format_bytes(self.measured_peak_bytes):>14}   ({self.measured_peak_bytes} bytes)")
+        if self.predicted_comm_bytes:
+            sent = "" if self.measured_comm_bytes is None else f", measured {format_bytes(self.measured_comm_bytes)}"
+            rows.append(f"  {'sent to other ranks each step':<34}{format_bytes(self.predicted_comm_bytes):>14}{sent}")
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
         rows += [f"  %{name}: planned {planned} bytes, measured {measured}" for name, planned, measured in self.differences]
@@ -88,17 +94,28 @@ class Ledger:
         return "\n".join(["ledger (bytes of this rank)", *rows])
 
 
+# kind of what is alive -> its line
+_LINES = {
+    "saved value": "saved values",
+    "temporary": "temporaries",
+    "output": "outputs",
+    "scratch": "scratch",
+    "gathered parameters": "gathered parameters",
+    "communication": "communication",
+}
+
+
 def ledger_of(plan: Plan) -> Ledger:
     """The predicted ledger of a plan."""
     name, planned, time = _peak(plan)
-    kinds = {"saved values": 0, "temporaries": 0, "outputs": 0, "scratch": 0}
+    kinds = dict.fromkeys(_LINES.values(), 0)
     alive, external = [], 0
     for item in _alive(planned, time):
         alive.append(item)
         if item.kind.startswith("external"):
             external += item.num_bytes
         else:
-            kinds[{"saved value": "saved values", "temporary": "temporaries", "output": "outputs", "scratch": "scratch"}[item.kind]] += item.num_bytes
+            kinds[_LINES[item.kind]] += item.num_bytes
     persistent = [(f"persistent: {kind}", num_bytes) for kind, num_bytes in plan.persistent.bytes_by_kind().items()]
     rest = plan.arena_bytes - sum(kinds.values())
     lines = [*persistent, *((f"arena: {kind}", num_bytes) for kind, num_bytes in kinds.items()), ("arena: alignment and gaps", rest)]
@@ -117,8 +134,9 @@ def ledger_of(plan: Plan) -> Ledger:
             "arena_bytes": plan.arena_bytes,
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
+            "communication_buffer_bytes": max((s.size for p in plan.programs.values() for s in p.placement.storages if _is_bucket(s)), default=0),
             "recompute": plan.options.recompute,
-            "recomputed_nodes": sum(node.phase == "recompute" and not node.is_view for p in plan.programs.values() for node in p.graph.nodes),
+            "recomputed_nodes": sum(_is_recomputed(node) for p in plan.programs.values() for node in p.graph.nodes),
             "device": plan.device.name,
             "overhead_flops": plan.overhead_flops,
             "overhead_seconds": plan.overhead_seconds,
@@ -128,6 +146,14 @@ def ledger_of(plan: Plan) -> Ledger:
             "seconds": plan.seconds,
         },
     )
+
+
+def _is_recomputed(node: Node) -> bool:
+    return node.phase == "recompute" and not node.is_view and node.op not in (ALL_GATHER, WAIT)
+
+
+def _is_bucket(storage: Storage) -> bool:
+    return bool(storage.roots) and storage.roots[0].startswith(BUCKET)
 
 
 def _peak(plan: Plan) -> tuple[str, GraphPlan, int]:
@@ -164,7 +190,11 @@ def _alive(planned: GraphPlan, time: int) -> list[Alive]:
             found.append(Alive(storage.name, storage.size, "scratch", _node_place(graph.nodes[storage.lower])))
             continue
         root = storage.roots[0]
-        if makers[root].phase == "forward" and any(r in backward for r in storage.roots):
+        if makers[root].op == ALL_GATHER and makers[root].phase != "update":
+            kind = "gathered parameters"
+        elif root.startswith(BUCKET):
+            kind = "communication"
+        elif makers[root].phase == "forward" and any(r in backward for r in storage.roots):
             kind = "saved value"
         else:
             kind = "output" if any(r in outputs for r in storage.roots) else "temporary"
