@@ -79,15 +79,18 @@ def batch(number, rank, world, dtype):
 def train(rank, world, folder, stage, steps, dropout, dying=None):
     """Resumes from what is in `folder`, and saves and prunes after every step."""
     step = make(rank, world, stage, dropout, torch.float64, "fp32")
-    losses = open(folder.with_suffix(".losses"), "a")
+
+    def note(*words):
+        if not rank:
+            with open(folder.with_suffix(".losses"), "a") as file:
+                print(*words, file=file)
+
     newest = newest_checkpoint(folder, lambda text: None, ranks=step.ranks)
     start = ph.load(newest, step)["done"] if newest else 0
-    if not rank:
-        print("start", start, file=losses, flush=True)
+    note("start", start)
     for number in range(start, steps):
         loss = step((batch(number, rank, world, torch.float64),)).item()
-        if not rank:
-            print(number + 1, loss.hex(), file=losses, flush=True)
+        note(number + 1, loss.hex())
         if dying and number + 1 == DYING:
             die_at(*dying, rank, folder.with_suffix(".flag"))
         ph.save(folder / f"step-{number + 1}", step, {"done": number + 1})
@@ -209,7 +212,7 @@ TURNS = [(4, 3), (2, 1), (1, 0), (3, 2)]
 
 
 def handed_on(root):
-    """A state is saved, loaded and saved again at one (ranks, stage) after another: handed-0, handed-1, ..."""
+    """A state is saved, loaded and saved again at one (ranks, stage) after another: handed-0, handed-1, ... The next step's loss is noted."""
     return [job(world, hand_on, stage, root, place) for place, (world, stage) in enumerate(HANDS)]
 
 
@@ -224,6 +227,8 @@ def hand_on(rank, world, stage, root, place):
         for number in range(2):
             step((batch(number, rank, world, torch.float32),))
     ph.save(root / f"handed-{place}", step, {"place": place})
+    loss = step((batch(2, rank, world, torch.float32),)).item()
+    (root / f"handed-{place}.loss").write_text(loss.hex())
 
 
 def full_disk(root):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import packhorse as ph
 from packhorse.checkpoint import read_checkpoint
+from packhorse.checkpoint.reshard import reshard
 from packhorse.errors import CheckpointError, ConfigError
 from packhorse.train.build import build_model, build_optimizer, build_plan
 from packhorse.train.config_file import config_from_dict, format_config, load_config
@@ -85,6 +86,16 @@ def test_a_run_comes_out_as_what_from_pretrained_loads(trained, config_json, tmp
     assert written.get("use_cache", True) is config.use_cache and written["architectures"] == [architecture]
     assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == config.tie_word_embeddings
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_checkpoint_of_several_ranks_comes_out_too(trained, config_json, tmp_path):
+    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)
+    run = trained(kind="hf", config=config_json(config, "LlamaForCausalLM"))
+    reshard(run / "checkpoints" / "step-1", run / "checkpoints" / "step-2", 5)
+    for step in (1, 2):
+        bridge.export_run(run, tmp_path / f"out-{step}", checkpoint=run / "checkpoints" / f"step-{step}", say=silent)
+    one, other = (load_file(tmp_path / f"out-{step}" / "model.safetensors") for step in (1, 2))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_packhorses_own_gpt_comes_out_as_a_gpt2(trained, tmp_path):

@@ -8,6 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from packhorse.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
+from packhorse.checkpoint.layout import Manifest
+from packhorse.checkpoint.read import Checkpoint
+from packhorse.checkpoint.reshard import reshard
 from packhorse.errors import CheckpointError
 
 pytestmark = pytest.mark.cpu
@@ -120,9 +123,12 @@ class Bomb:
 
 def test_a_planted_pickle_is_never_loaded(folder):
     bomb = pickle.dumps(Bomb())
-    for name in ("optimizer.pt", ".metadata", "data.pkl"):
+    for name in ("optimizer.pt", ".metadata", "data.pkl", "rank-0007.safetensors"):
         (folder / name).write_bytes(bomb)
-    read_checkpoint(folder)  # beside the listed files: ignored
+        refused(folder, f"{name} is not part of this checkpoint")
+        (folder / name).rename(folder.parent / name)
+    read_checkpoint(folder)
+    (folder.parent / "optimizer.pt").rename(folder / "optimizer.pt")
     torch.save({"w": torch.ones(2)}, folder / "model.pt")
     for name in ("optimizer.pt", "model.pt"):
         forge(folder, files={name: entry(folder / name)})
@@ -166,3 +172,109 @@ def test_newest_skips_what_is_not_whole_and_says_why(tmp_path):
     shutil.rmtree(tmp_path / "step-10")
     shutil.rmtree(tmp_path / "step-2")
     assert newest_checkpoint(tmp_path, said.append) is None
+
+
+# -- of several ranks: 40 elements of w and 3 of b, cut into two files after 19 of w ----------------------------------------------------
+
+
+@pytest.fixture
+def shards(folder):
+    reshard(folder, folder.with_name("step-2"), 2)
+    return folder.with_name("step-2")
+
+
+def pieces(folder):
+    return json.loads((folder / "manifest.json").read_bytes())["body"]["pieces"]
+
+
+def test_where_the_pieces_are(shards):
+    assert pieces(shards) == {
+        "b": [["rank-0000.safetensors", 0, 3]],
+        "w": [["rank-0000.safetensors", 0, 19], ["rank-0001.safetensors", 19, 40]],
+    }
+    assert read_checkpoint(shards)[0]["w"].tolist() == list(range(40))
+
+
+def test_any_shard_with_a_flipped_bit_missing_or_a_link_is_named(shards, tmp_path):
+    for name in ("rank-0000.safetensors", "rank-0001.safetensors"):
+        path = shards / name
+        content = path.read_bytes()
+        for place in range(0, len(content), 23):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            refused(shards, f"{name} is damaged")
+        path.unlink()
+        refused(shards, f"{name} is missing")
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+        refused(shards, f"{name} is not an ordinary file")
+        path.unlink()
+        path.write_bytes(content)
+    read_checkpoint(shards)
+
+
+def test_a_shard_of_another_checkpoint_is_refused(shards, folder):
+    write_checkpoint(folder.with_name("other"), {"w": torch.ones(40), "b": torch.ones(3)}, {})
+    reshard(folder.with_name("other"), folder.with_name("other-2"), 2)
+    shutil.copy(folder.with_name("other-2") / "rank-0001.safetensors", shards)
+    refused(shards, "rank-0001.safetensors is damaged")
+
+
+@pytest.mark.parametrize(
+    ("w", "match"),
+    [
+        ([["rank-0000.safetensors", 0, 19], ["rank-0001.safetensors", 20, 41]], "'w' in rank-0001.safetensors leaves a gap"),
+        ([["rank-0000.safetensors", 0, 19], ["rank-0001.safetensors", 18, 39]], "'w' in rank-0001.safetensors overlaps"),
+        ([["rank-0000.safetensors", 1, 20], ["rank-0001.safetensors", 20, 41]], "'w' in rank-0000.safetensors leaves a gap"),
+        ([["rank-0001.safetensors", 0, 21], ["rank-0000.safetensors", 21, 42]], "does not list the tensors"),
+        ([["rank-0000.safetensors", 0, 19]], "does not list the tensors"),
+        ([["rank-0000.safetensors", 0, 19], ["rank-0001.safetensors", 19, 41]], "does not list the tensors"),
+        ([["rank-0000.safetensors", 0, 19], ["rank-0001.safetensors", 19, 40], ["../x", 40, 41]], r"'w' are in .*expected different files"),
+        ([["rank-0000.safetensors", 0, 19], ["/etc/hostname", 19, 40]], "does not list the tensors"),
+        ([["rank-0000.safetensors", 0, 19], 5], "is not the manifest"),
+    ],
+)
+def test_pieces_with_a_gap_an_overlap_or_elsewhere(shards, w, match):
+    forge(shards, pieces=pieces(shards) | {"w": w})
+    refused(shards, match)
+
+
+def test_fewer_elements_than_the_tensor_has(shards):
+    forge(shards, tensors={"w": ["F32", [41]], "b": ["F32", [3]]})
+    refused(shards, "'w' end at element 40 of 41")
+
+
+def test_a_pickle_planted_as_a_shard_is_never_loaded(shards):
+    files = json.loads((shards / "manifest.json").read_bytes())["body"]["files"]
+    (shards / "rank-0001.safetensors").write_bytes(pickle.dumps(Bomb()))
+    refused(shards, "rank-0001.safetensors is damaged")
+    forge(shards, files=files | {"rank-0001.safetensors": entry(shards / "rank-0001.safetensors")})
+    refused(shards, "rank-0001.safetensors is not a safetensors file")
+
+
+@pytest.mark.parametrize("strides", [[2], [1, 1], [-1], [10**9]])
+def test_strides_that_reach_elsewhere(shards, strides):
+    forge(shards, strides={"w": strides})
+    refused(shards, "is not the manifest")
+
+
+def test_version_1_is_read(folder):
+    body = json.loads((folder / "manifest.json").read_bytes())["body"]
+    old = {name: body[name] for name in ("format", "files", "tensors", "aliases", "meta")} | {"version": 1}
+    canonical = json.dumps(old, sort_keys=True, separators=(",", ":")).encode()
+    (folder / "manifest.json").write_text(json.dumps({"body": old, "digest": hashlib.sha256(canonical).hexdigest()}))
+    tensors, meta = read_checkpoint(folder)
+    assert tensors["w"].tolist() == list(range(40)) and tensors["b"].tolist() == [1, 1, 1] and meta == {"lr": 0.5}
+
+
+def test_a_part_of_a_tensor_is_read_in_the_order_of_memory_that_is_asked_for(tmp_path):
+    w = torch.arange(24.0).view(2, 3, 4)
+    save_file({"w": w.permute(2, 0, 1).reshape(-1)[:10].clone()}, tmp_path / "x")
+    save_file({"w": w.permute(2, 0, 1).reshape(-1)[10:].clone()}, tmp_path / "y")
+    manifest = Manifest({}, {"w": ("F32", (2, 3, 4))}, {}, {}, {"w": (3, 1, 6)}, {"w": (("x", 0, 10), ("y", 10, 24))})
+    saved = Checkpoint(tmp_path, manifest)
+    assert torch.equal(saved.whole("w"), w)
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        moved = w.permute(order).contiguous()
+        strides = moved.permute([order.index(dim) for dim in range(3)]).stride()
+        assert saved.part("w", (2, 3, 4), strides, 5, 17).tolist() == moved.reshape(-1)[5:17].tolist()
+    assert saved.part("w", (2, 3, 4), (12, 4, 1), 3, 3).numel() == 0

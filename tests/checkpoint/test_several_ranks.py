@@ -79,6 +79,13 @@ def test_a_state_comes_through_all_stages_and_numbers_of_ranks_bit_for_bit(codes
         assert len({stream.numpy().tobytes() for stream in streams}) == ranks, "no two ranks draw the same"
 
 
+def test_the_next_step_is_that_of_a_job_that_was_never_broken(codes, root):
+    loss = [(root / f"handed-{place}.loss").read_text() for place in range(6)]
+    assert loss[5] == loss[0], "one rank went on by itself, and came back from four others"
+    assert loss[4] == loss[2], "two ranks at stage 0 and at stage 1"
+    assert len(set(loss)) > 1 and all(abs(float.fromhex(other) - float.fromhex(loss[0])) < 0.1 for other in loss)
+
+
 def test_every_element_is_saved_once_and_every_rank_saves_its_share(codes, root):
     whole = sum(tensor.numel() * tensor.element_size() for name, tensor in read_checkpoint(root / "handed-0")[0].items() if "random" not in name)
     for place, ranks in ((1, 3), (3, 4), (4, 2)):

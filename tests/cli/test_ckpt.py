@@ -99,3 +99,16 @@ def test_to_and_from_hugging_face_hand_over_what_was_asked(monkeypatch):
     assert packhorse("from-hf", "folder", "run").stdout == "begun\n"
     assert seen == [(Path("run"), Path("out"), None), (Path("run"), Path("out"), Path("run/checkpoints/step-3")), (Path("folder"), Path("run"))]
     assert '{"run": "run", "out": "out"}' in packhorse("to-hf", "run", "out", "--json").stdout
+
+
+def test_reshard_ls_and_verify(run):
+    source, out = run / "checkpoints" / "step-2", run / "checkpoints" / "step-3"
+    assert packhorse("reshard", source, out, "--ranks", 3).stdout.startswith(f"{source} written to {out}: 3 files, ")
+    assert len(list(out.glob("rank-*.safetensors"))) == 3
+    assert [line.split()[0] for line in packhorse("ls", run).stdout.splitlines()] == ["checkpoint", "step-2", "step-3", "step-4"]
+    assert packhorse("verify", run).stdout.count(": whole, ") == 3
+    assert '"ranks": 1' in packhorse("reshard", out, run / "back", "--ranks", 1, "--json").stdout
+    (out / "rank-0001.safetensors").unlink()
+    assert "rank-0001.safetensors is missing" in str(packhorse("verify", out).exception)
+    assert "rank-0001.safetensors is missing" in str(packhorse("reshard", out, run / "new", "--ranks", 2).exception)
+    assert not (run / "new").exists()

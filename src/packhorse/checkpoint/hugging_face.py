@@ -33,11 +33,14 @@ _TOKENIZER = "tokenizer.json"
 _BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 # Our own GPT and GPT-2 are one function; what their matrix products round differently is below this share of the largest logit.
 _ROUNDING = 1e-5
+# The library holds the bytes of a whole file in memory, beside the model, while it writes it.
+_SHARD = "1GB"
 
 
 def export_run(run: Path, out: Path, *, checkpoint: Path | None = None, say: Say) -> None:
     """Writes the model of the run folder `run` at `checkpoint`, by default its newest whole one, as the folder `out`: config.json,
-    model.safetensors, and the files of the run's tokenizer. It is there whole or not at all.
+    model.safetensors (several files of 1 GB for a larger model), and the files of the run's tokenizer. It is there whole or not at all. Parameters
+    are read one at a time, whatever number of ranks saved them; the model is in memory once, and optimizer states never.
 
     Before that it is loaded by Hugging Face's from_pretrained, and its logits on a batch must be those of the run's model bit for bit (for
     model.kind "gpt", which becomes a GPT-2, to 1e-5 of the largest; the difference is said).
@@ -60,9 +63,12 @@ def export_run(run: Path, out: Path, *, checkpoint: Path | None = None, say: Say
     staging = out.absolute().with_name(f"{STAGING_PREFIX}{out.name}-{os.getpid()}")
     try:
         staging.mkdir(parents=True)
-        _write(config, model, staging)
+        vocab = _write(config, model, staging)
         _write_tokenizer(config, staging)
-        agreement = _require_same_logits(config, model, staging)
+        ids = torch.randint(vocab, (2, config.data.seq_len), generator=torch.Generator().manual_seed(0))
+        ours = _logits(model.eval(), ids)
+        del model  # one model in memory at a time
+        agreement = _require_same_logits(config, ours, ids, staging)
         if out.is_dir():
             out.rmdir()  # it is empty
         staging.rename(out)
@@ -124,12 +130,14 @@ def _seq_len(folder: Path, default: int) -> int:
     return default if places is None else min(default, places)
 
 
-def _write(config: Config, model: nn.Module, staging: Path) -> None:
+def _write(config: Config, model: nn.Module, staging: Path) -> int:
+    """Writes the model as the library writes it, and returns how many tokens it knows."""
     made: Any = model if config.model.kind == "hf" else _gpt2(config, model)
     if config.model.kind == "hf":
         hf.restore_cache(made, source_of(config.model))
     with hf.quiet():
-        made.save_pretrained(staging)
+        made.save_pretrained(staging, max_shard_size=_SHARD)
+    return made.config.get_text_config().vocab_size
 
 
 def _gpt2(config: Config, model: nn.Module) -> nn.Module:
@@ -160,13 +168,10 @@ def _write_tokenizer(config: Config, staging: Path) -> None:
         (staging / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8")
 
 
-@torch.no_grad()
-def _require_same_logits(config: Config, model: nn.Module, staging: Path) -> str:
-    """What was compared, in words. Raises CheckpointError if the folder is another model than `model`."""
+def _require_same_logits(config: Config, ours: Tensor, ids: Tensor, staging: Path) -> str:
+    """What was compared, in words. Raises CheckpointError if the folder is another model than that whose logits on `ids` are `ours`."""
     reloaded: Any = hf.from_folder(staging)
-    vocab = reloaded.config.get_text_config().vocab_size
-    ids = torch.randint(vocab, (2, config.data.seq_len), generator=torch.Generator().manual_seed(0))
-    ours, theirs = _logits(model.eval(), ids), _logits(reloaded.eval(), ids)
+    theirs = _logits(reloaded.eval(), ids)
     if config.model.kind == "hf" and torch.equal(ours, theirs):
         return f"{reloaded.__class__.__name__} gives the same {ours.numel():,} logits on a batch, bit for bit"
     difference = float((ours - theirs).abs().max() / ours.abs().max())
@@ -178,6 +183,7 @@ def _require_same_logits(config: Config, model: nn.Module, staging: Path) -> str
     )
 
 
+@torch.no_grad()
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     if not isinstance(model, GPT):
         return model(input_ids=ids).logits

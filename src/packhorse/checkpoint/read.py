@@ -107,6 +107,7 @@ def verify_checkpoint(folder: Path, ranks: Ranks | None = None) -> Manifest:
         rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.mesh.dp)
         for name in sorted(found.files)[rank::count]:
             _check_file(whole, name, found)
+        _require_nothing_else(whole, found)
         check_pieces(found, whole / MANIFEST)
         return digest
 
@@ -132,6 +133,14 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
         if name != os.path.basename(name) or name in ("", ".", "..") or "\\" in name or "\0" in name:
             raise CheckpointError(f"{path} names the file {name!r}, which is not a plain file name; it is refused, load another checkpoint")
     return manifest, hashlib.sha256(encoded).hexdigest()
+
+
+def _require_nothing_else(folder: Path, manifest: Manifest) -> None:
+    others = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST and path.name not in manifest.files)
+    if others:
+        raise CheckpointError(
+            f"{folder / others[0]} is not part of this checkpoint, and nobody has checked it; move it away, or load another checkpoint"
+        )
 
 
 def _check_file(folder: Path, name: str, manifest: Manifest) -> None:

@@ -5,8 +5,11 @@ ranks for disks that are faster together. The files get equal shares of the byte
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from packhorse.checkpoint.layout import TENSORS, rank_file
 from packhorse.checkpoint.read import Checkpoint, open_checkpoint
@@ -58,9 +61,9 @@ def _streamed(saved: Checkpoint, share: dict[str, tuple[int, int]], num_files: i
     for name, (first, end) in share.items():
         dtype, shape = saved.manifest.tensors[name]
         in_shape = num_files == 1 and name not in saved.manifest.strides
-        found[name] = Streamed(
-            DTYPES[dtype],
-            shape if in_shape else (end - first,),
-            lambda low, high, name=name, first=first: saved.elements(name, first + low, first + high),
-        )
+        found[name] = Streamed(DTYPES[dtype], shape if in_shape else (end - first,), _from(saved, name, first))
     return found
+
+
+def _from(saved: Checkpoint, name: str, start: int) -> Callable[[int, int], Tensor]:
+    return lambda first, end: saved.elements(name, start + first, start + end)

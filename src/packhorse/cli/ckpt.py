@@ -1,5 +1,4 @@
-"""`packhorse ckpt ...`: what checkpoints there are, whether they are whole, the same for another number of ranks, and models of Hugging Face in and
-out."""
+"""`packhorse ckpt ...`: what checkpoints there are, whether they are whole, in other files, and models of Hugging Face in and out."""
 
 import json
 from datetime import datetime
