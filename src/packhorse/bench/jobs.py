@@ -45,7 +45,9 @@ def run_job(
             if process.poll() is None:
                 _kill(process)
         if process.returncode or not out.is_file():
-            raise JobError(f"{module} on {num_ranks} ranks ended with exit code {process.returncode}: {said[-LAST_WORDS:].strip()}")
+            ranks_own, _, launchers = said.rpartition("\nTraceback (most recent call last):")  # which comes after what the ranks have said
+            words = (ranks_own or launchers)[-LAST_WORDS:].strip()
+            raise JobError(f"{module} on {num_ranks} ranks ended with exit code {process.returncode}: {words}")
         return json.loads(out.read_text())
 
 

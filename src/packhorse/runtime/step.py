@@ -112,6 +112,9 @@ class Step:
         if self.ranks is not None:
             sent = self.ranks.transport.sent_bytes
             self.ranks.greet(self.num_steps + 1, self.programs.collectives(keys))
+            before = self.ranks.transport.sent_bytes
+            self._agree()  # once, after loading: what it sends is not of this step
+            sent += self.ranks.transport.sent_bytes - before
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
