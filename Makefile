@@ -20,7 +20,7 @@ $(PRETRAINED): $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/packhorse train examples/demo.toml --set run.dir=runs/demo
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m packhorse train examples/demo.toml --set run.dir=runs/demo
 
 test: $(STAMP) $(PRETRAINED)
 	$(BIN)/ruff check src tests

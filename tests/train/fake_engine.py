@@ -31,6 +31,8 @@ class FakePlan:
 class FakeLedger:
     predicted_peak_bytes: int
     measured_peak_bytes: int
+    predicted_comm_bytes: int = 0
+    measured_comm_bytes: int | None = None
 
     def __str__(self):
         return "the measured ledger"
@@ -48,7 +50,7 @@ class FakeStep:
     def __init__(self, engine, model, plan):
         self.engine, self.model, self.optimizer = engine, model, plan.options["optimizer"]
         self.clip_norm = plan.options["clip_norm"]
-        self.last, self.loss_scale = FakeLast(), None
+        self.last, self.loss_scale, self.ranks = FakeLast(), None, None
 
     def __call__(self, batch, measure_outside=False):
         self.engine.batches.append(batch)

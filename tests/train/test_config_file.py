@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError
-from packhorse.train.config import Config, DataConfig, MemoryConfig, OptimizerConfig, RunConfig
+from packhorse.train.config import Config, DataConfig, MemoryConfig, MeshConfig, OptimizerConfig, RunConfig
 from packhorse.train.config_file import config_from_dict, differing_keys, format_config, load_config
 
 pytestmark = pytest.mark.pure
@@ -91,6 +91,14 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
         ("[memory]\nbudget = 2026-01-01", "memory.budget is datetime.date(2026, 1, 1) (date), expected a whole number or a string"),
         ("[model]\nheads = 3", "model.width = 128 is not a multiple of model.heads = 3"),
         ("[data]\nglobal_batch_size = 20", "data.global_batch_size = 20 is not a multiple of data.micro_batch_size = 16"),
+        (
+            "[data]\nglobal_batch_size = 32\n[mesh]\ndp = 3",
+            "data.global_batch_size = 32 is not a multiple of data.micro_batch_size = 16 times 3 ranks (mesh.dp)",
+        ),
+        ("[mesh]\nzero_stage = 4", "mesh.zero_stage is 4 (a whole number), expected one of 0, 1, 2, 3"),
+        ("[mesh]\nzero_stage = true", "mesh.zero_stage is True (true or false), expected one of 0, 1, 2, 3"),
+        ('[mesh]\nzero_stage = "3"', "mesh.zero_stage is '3' (a string), expected one of 0, 1, 2, 3"),
+        ("[mesh]\ndp = 0", "mesh.dp is 0, expected a number that is finite and at least 1"),
         ("[schedule]\nmin_lr = 1", "schedule.min_lr = 1.0 is above optimizer.lr = 0.001"),
         ("[run\n", "is not valid TOML"),
     ],
@@ -157,7 +165,9 @@ def test_the_printed_configuration_shows_every_key_with_its_default():
 
 
 def test_number_of_micro_batches_is_derived():
-    assert DataConfig(micro_batch_size=4, global_batch_size=12).num_micro_batches == 3
+    data = DataConfig(micro_batch_size=4, global_batch_size=24)
+    assert Config(data=data).num_micro_batches == 6
+    assert Config(data=data, mesh=MeshConfig(dp=3)).num_micro_batches == 2
 
 
 def test_differences_are_named():
@@ -174,7 +184,7 @@ def test_configuration_data_and_schedule_need_no_torch():
 
 def test_the_demo_is_a_configuration():
     config = load_config(Path(__file__).parents[2] / "examples" / "demo.toml")
-    assert config.data.corpus == "stdlib" and config.run.resume == "auto" and config.data.num_micro_batches == 1
+    assert config.data.corpus == "stdlib" and config.run.resume == "auto" and config.num_micro_batches == 2
 
 
 def test_the_explained_defaults_read_back_to_the_defaults(tmp_path):

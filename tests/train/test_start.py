@@ -111,10 +111,10 @@ def go_until(config, stop_at):
     """Trains with a SIGTERM during step `stop_at`."""
     taken = trainer.training_batch
 
-    def with_signal(config, corpus, step):
+    def with_signal(config, corpus, step, rank):
         if step + 1 == stop_at:
             signal.raise_signal(signal.SIGTERM)
-        return taken(config, corpus, step)
+        return taken(config, corpus, step, rank)
 
     trainer.training_batch = with_signal
     try:

@@ -68,7 +68,7 @@ def test_names(texts, config_file):
 def test_the_loss_of_a_batch_is_the_mean_over_the_tokens_asked_for(texts, config_file, kind):
     config = settings(texts, kind="hf", config=config_file(kind))
     model = build_model(config).eval()
-    for batch in [*training_batch(config, load_corpus(str(texts)), 3), *validation_batches(config, load_corpus(str(texts)))]:
+    for batch in [*training_batch(config, load_corpus(str(texts)), 3), *(batch for batch, _ in validation_batches(config, load_corpus(str(texts))))]:
         output = model(**batch)
         targets = batch["labels" if kind == "bert" else "shift_labels"]
         asked = targets != -100

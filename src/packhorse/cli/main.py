@@ -26,21 +26,30 @@ app = typer.Typer(
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file with the settings of a run")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override a setting; may be repeated")]
+Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", help="plan for N ranks, without starting them; the same as --set mesh.dp=N")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 app.add_typer(ckpt_app, name="ckpt")
 
 
 @app.command()
-def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def plan(config: ConfigPath, gpus: Gpus = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the memory ledger of one training step, without training."""
-    from packhorse.cli.planned import plan_of, sizes_of
+    from packhorse.cli.planned import config_of, largest_peak, plan_of, sizes_of
     from packhorse.train.fits import fit_line, free_bytes
+    from packhorse.units import format_bytes
 
-    made = plan_of(config, overrides or [])
+    made = plan_of(config, overrides or [], gpus)
     if as_json:
         typer.echo(json.dumps(made.to_dict()))
-    else:
-        typer.echo(f"{sizes_of(config, overrides or [])}\n{made}\n{fit_line(made.peak_bytes, free_bytes())}")
+        return
+    typer.echo(f"{sizes_of(config, overrides or [], gpus)}\n{made}")
+    settings = config_of(config, overrides or [], gpus)
+    num_ranks, peak = settings.mesh.dp or 1, made.peak_bytes
+    if num_ranks > 1:
+        rank, peak, planned = largest_peak(settings)
+        looked_at = f"all {num_ranks} ranks" if planned == num_ranks else f"{planned} of the {num_ranks} ranks"
+        typer.echo(f"this is rank 0; of {looked_at} " + (f"rank {rank} needs the most: {format_bytes(peak)}" if rank else "none needs more"))
+    typer.echo(fit_line(peak, free_bytes(), num_ranks))
 
 
 @app.command()
@@ -74,6 +83,7 @@ def train(
 def explain(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="folder of a run, or a TOML file")],
     stage: Annotated[str, typer.Option("--stage", help="graph, plan or program")] = "plan",
+    gpus: Gpus = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +94,7 @@ def explain(
 
     if stage not in STAGES:
         raise UserError(f"--stage is {stage!r}, expected one of {', '.join(STAGES)}")
-    text = explain_plan(plan_of(source / "config.toml" if source.is_dir() else source, overrides or []), stage)
+    text = explain_plan(plan_of(source, overrides or [], gpus), stage)
     typer.echo(json.dumps({"stage": stage, "text": text}) if as_json else text)
 
 
@@ -92,6 +102,7 @@ def explain(
 def report(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG", help="folder of a run, or a TOML file")],
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="without it report.html, in the folder of the run or here")] = None,
+    gpus: Gpus = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,8 +112,8 @@ def report(
 
     target = out or (source if source.is_dir() else Path()) / "report.html"
     check_target(target)
-    title = f"packhorse: {sizes_of(source, overrides or [])}"
-    made = write_report(plan_of(source, overrides or []), target, title)
+    title = f"packhorse: {sizes_of(source, overrides or [], gpus)}"
+    made = write_report(plan_of(source, overrides or [], gpus), target, title)
     typer.echo(json.dumps({"path": str(made), "bytes": made.stat().st_size}) if as_json else str(made))
 
 

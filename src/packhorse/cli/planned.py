@@ -1,48 +1,68 @@
-"""CONFIG or RUN -> its plan, for the commands that print one."""
+"""CONFIG or RUN -> its plan, for the commands that print one. A plan of several ranks needs no processes."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from packhorse.errors import ConfigError
+from packhorse.errors import ConfigError, UserError
 from packhorse.planning.plan import Plan
 from packhorse.train.config import Config
 from packhorse.train.config_file import load_config
 from packhorse.train.engine import Engine
 
+_MOST_PLANNED = 8  # ranks, which differ by little
 
-def plan_of(path: Path, overrides: Iterable[str]) -> Plan:
-    """The plan of the step that `packhorse train` would run on a TOML file, or goes on with in the folder of a run. Reads no data.
 
-    Raises ConfigError and what `packhorse.plan` raises.
+def plan_of(path: Path, overrides: Iterable[str], gpus: int | None = None) -> Plan:
+    """Rank 0's plan of the step that `packhorse train` would run on a TOML file, or goes on with in the folder of a run. Reads no data.
+
+    gpus: as `config_of`. Raises ConfigError and what `packhorse.plan` raises.
     """
-    config = _config_of(path, overrides)
-
-    import packhorse
-    from packhorse.train.build import build_model, build_optimizer, build_plan
-
-    model = build_model(config, "meta")
-    return cast(Plan, build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model)))
+    return _planned(config_of(path, overrides, gpus), 0)
 
 
-def sizes_of(path: Path, overrides: Iterable[str]) -> str:
+def largest_peak(config: Config) -> tuple[int, int, int]:
+    """(rank, its peak in bytes, ranks that were planned) of the rank that needs the most: shards of a model are equal, what lies in them is not.
+
+    Of more than 8 ranks, 8 are planned that lie evenly among them.
+    """
+    dp = config.mesh.dp or 1
+    count = min(dp, _MOST_PLANNED)
+    ranks = [index * (dp - 1) // max(count - 1, 1) for index in range(count)]
+    peak, rank = max((_planned(config, rank).peak_bytes, -rank) for rank in ranks)
+    return -rank, peak, count
+
+
+def config_of(path: Path, overrides: Iterable[str], gpus: int | None = None) -> Config:
+    """The settings of a TOML file, or of a run. gpus: as --set mesh.dp does. Raises ConfigError."""
+    path = path / "config.toml" if path.is_dir() else path
+    if not path.exists():
+        raise ConfigError(f"cannot read the configuration {path}: No such file or directory; give a TOML file, or the folder of a run")
+    if gpus is not None and gpus < 1:
+        raise UserError(f"--gpus is {gpus}, expected 1 or more")
+    return load_config(path, [*overrides, *([] if gpus is None else [f"mesh.dp={gpus}"])])
+
+
+def sizes_of(path: Path, overrides: Iterable[str], gpus: int | None = None) -> str:
     """The sizes that decide what a step needs, in one line: a figure means nothing without them."""
-    config = _config_of(path, overrides)
-    data, model = config.data, config.model
+    config = config_of(path, overrides, gpus)
+    data, model, dp = config.data, config.model, config.mesh.dp or 1
     named = (
         model.size
         or model.config
         or ", ".join(f"{key} {value}" for key in ("layers", "width", "heads") if (value := getattr(model, key)) is not None)
     )
-    micros = f"{data.num_micro_batches} micro-batch" + ("es" if data.num_micro_batches > 1 else "")
+    micros = f"{config.num_micro_batches} micro-batch" + ("es" if config.num_micro_batches > 1 else "")
+    ranks = f" on each of {dp} ranks, ZeRO stage {config.mesh.zero_stage}" if dp > 1 else ""
     return (
         f"one step of {model.kind} ({named}), {config.precision.compute}, {config.optimizer.kind}: {micros} of {data.micro_batch_size} samples of "
-        f"{data.seq_len} tokens"
+        f"{data.seq_len} tokens{ranks}"
     )
 
 
-def _config_of(path: Path, overrides: Iterable[str]) -> Config:
-    path = path / "config.toml" if path.is_dir() else path
-    if not path.exists():
-        raise ConfigError(f"cannot read the configuration {path}: No such file or directory; give a TOML file, or the folder of a run")
-    return load_config(path, overrides)
+def _planned(config: Config, rank: int) -> Plan:
+    import packhorse
+    from packhorse.train.build import build_model, build_optimizer, build_plan
+
+    model = build_model(config, "meta")
+    return cast(Plan, build_plan(config, cast(Engine, packhorse), model, build_optimizer(config, model), rank))

@@ -1,9 +1,13 @@
 """The text of one stage of a plan, for people: `packhorse explain --stage graph|plan|program`."""
 
+from collections.abc import Mapping
+
 from packhorse.errors import UserError
-from packhorse.graph.ir import Node
+from packhorse.graph.ir import Graph, Node
+from packhorse.graph.operators import WAIT
 from packhorse.graph.saved import saved_by_operator
 from packhorse.graph.text import print_graph
+from packhorse.parallel.volume import sent_by
 from packhorse.planning.plan import GraphPlan, Plan
 from packhorse.program.lower import lower
 from packhorse.program.program import Argument, Call, Copy, Operand, Program
@@ -22,7 +26,7 @@ def explain(plan: Plan, stage: str) -> str:
     if stage == "plan":
         return "\n".join([_persistent(plan), _saved(plan), *(_storages(name, planned) for name, planned in plan.programs.items()), str(plan)])
     if stage == "program":
-        return "\n".join(print_program(lower(planned)) for planned in plan.programs.values())
+        return "\n".join(print_program(lower(planned), sent_by_time(planned.graph)) for planned in plan.programs.values())
     raise UserError(f"there is no stage {stage!r}; the stages of a step are {', '.join(STAGES)}")
 
 
@@ -58,15 +62,23 @@ def _storages(name: str, planned: GraphPlan) -> str:
     return "\n".join(lines)
 
 
-def print_program(program: Program) -> str:
-    """One instruction a line, with absolute byte offsets."""
+def sent_by_time(graph: Graph) -> dict[int, int]:
+    """Time of a node that starts a collective -> bytes that this rank sends in it."""
+    return {time: sent_by(node, graph) for time, node in enumerate(graph.nodes) if _is_collective(node) and node.op != WAIT}
+
+
+def print_program(program: Program, sent: Mapping[int, int] | None = None) -> str:
+    """One instruction a line, with absolute byte offsets. A collective has two, where it starts and where its end is waited for, under one tag.
+
+    sent: time -> bytes, as `sent_by_time`.
+    """
     lines = [f"program {program.name}: arena {program.arena_bytes} bytes, external at most {program.external_bytes} bytes"]
     for instruction in program.instructions:
         frees = f"  free {', '.join(instruction.frees)}" if instruction.frees else ""
         if isinstance(instruction, Copy):
             lines.append(f"{instruction.time:>5}  {_operand(instruction.target)} <- copy {_operand(instruction.source)}{frees}")
         else:
-            lines.append(_call(instruction) + frees)
+            lines.append((_collective(instruction, sent or {}) if _is_collective(instruction) else _call(instruction)) + frees)
     return "\n".join(lines)
 
 
@@ -76,6 +88,21 @@ def _call(call: Call) -> str:
     scratch = f" scratch {_operand(call.scratch)}" if call.scratch else ""
     how = "adopt " if call.adopts else ""
     return f"{call.time:>5}  {outs} <- {how}{call.op}({args}){scratch}  # {call.phase} | {call.module} | {call.source}"
+
+
+def _is_collective(call: Call | Node) -> bool:
+    """It starts a collective, or waits for the end of one: these alone have a tag."""
+    return any(name == "tag" for name, _ in call.kwargs)
+
+
+def _collective(call: Call, sent: Mapping[int, int]) -> str:
+    tag = dict(call.kwargs)["tag"]
+    if call.op == WAIT:
+        return f"{call.time:>5}  wait   {tag}  # {call.phase}"
+    outs = ", ".join(_operand(o) for o in call.outputs if o is not None)
+    args = ", ".join(map(_argument, call.args))
+    volume = f" sends {sent[call.time]} bytes" if call.time in sent else ""
+    return f"{call.time:>5}  start  {tag}:{volume}  {outs} <- {call.op}({args})  # {call.phase} | {call.module}"
 
 
 def _operand(operand: Operand) -> str:

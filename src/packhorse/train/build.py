@@ -3,6 +3,7 @@
 B micro_batch_size, T seq_len.
 """
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from packhorse.data import Corpus, training_samples, validation_samples
 from packhorse.errors import ConfigError
+from packhorse.mesh import Mesh
 from packhorse.models.bert import bert
 from packhorse.models.gpt import gpt
 from packhorse.models.lstm import LSTM
@@ -79,20 +81,23 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     return make_optimizer(config.optimizer, groups)
 
 
-def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer) -> Plan:
-    """The plan of one step. Only the shapes of the batch count, so no data is read. Raises what `plan` raises."""
+def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> Plan:
+    """The plan of one step, as `rank` runs it. Only the shapes of the batch count, so no data is read. Raises what `plan` raises."""
     ids = torch.zeros(config.data.micro_batch_size, config.data.seq_len, dtype=torch.int64)
-    micro_batches = [named(config.model, ids, ids.clone()) for _ in range(config.data.num_micro_batches)]
+    micro_batches = [named(config.model, ids, ids.clone()) for _ in range(config.num_micro_batches)]
     return engine.plan(
         model,
         _as_batch(micro_batches),
         optimizer=optimizer,
         clip_norm=config.optimizer.clip_norm,
-        num_micro_batches=config.data.num_micro_batches,
+        num_micro_batches=config.num_micro_batches,
         precision=config.precision.compute,
         grad_dtype=_GRADIENTS[config.precision.gradients],
         recompute=config.memory.recompute,
         budget=config.memory.budget,
+        mesh=Mesh(dp=config.mesh.dp or 1),
+        rank=rank,
+        zero_stage=config.mesh.zero_stage,
     )
 
 
@@ -104,20 +109,28 @@ def build_step(config: Config, engine: Engine, model: nn.Module, plan: Plan, sch
     return step
 
 
+def seed_of_rank(seed: int, rank: int) -> int:
+    """What torch's generator starts from on a rank above 0 once the model is drawn, so that each rank has dropout of its own."""
+    digest = hashlib.sha256(f"seed {seed} rank {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
 def model_vocab(config: Config) -> int | None:
     """How many tokens the model of [model] knows; None where its config.json does not say. Builds no model."""
     return vocab_of(config.model)
 
 
-def training_batch(config: Config, corpus: Corpus, step: int) -> Batch:
-    """What step number `step`, from 0, trains on: ids and labels (B, T) of each micro-batch. A function of the seed and the step.
+def training_batch(config: Config, corpus: Corpus, step: int, rank: int = 0) -> Batch:
+    """What a rank trains on at step number `step`, from 0: ids and labels (B, T) of each micro-batch. A function of the seed, the step and the rank.
 
+    The samples of a step are dealt out to the ranks a micro-batch at a time: with dp ranks, micro-batch m of rank r is number m dp + r of the
+    step. So the micro-batches of a step are the same ones for any number of ranks, and those that run at the same time are neighbours.
     Raises DataError as `training_samples`.
     """
-    data = config.data
+    data, dp = config.data, config.mesh.dp or 1
     micro_batches = []
-    for micro_batch in range(data.num_micro_batches):
-        first = step * data.global_batch_size + micro_batch * data.micro_batch_size
+    for micro_batch in range(config.num_micro_batches):
+        first = step * data.global_batch_size + (micro_batch * dp + rank) * data.micro_batch_size
         ids, labels = training_samples(
             corpus,
             order=data.order,
@@ -131,16 +144,21 @@ def training_batch(config: Config, corpus: Corpus, step: int) -> Batch:
     return _as_batch(micro_batches)
 
 
-def validation_batches(config: Config, corpus: Corpus) -> list[dict[str, Tensor]]:
-    """run.eval_batches batches of ids and labels (B, T), spread evenly over the validation text; the same at every evaluation.
+def validation_batches(config: Config, corpus: Corpus, rank: int = 0) -> list[tuple[dict[str, Tensor], int]]:
+    """A rank's part of run.eval_batches batches of ids and labels (B, T), spread evenly over the validation text; the same at every evaluation.
 
+    Each with its weight: of how many batches it stands for, the mean over ranks of their losses is the mean. That is dp where each rank has
+    another one, and 1 for those that are left over, which every rank evaluates, so that all have as many.
     Raises DataError as `validation_samples`.
     """
     data = config.data
     ids, labels = validation_samples(corpus, config.run.eval_batches * data.micro_batch_size, data.seq_len)
     whole = posed(config, corpus, ids, labels, first=0, validation=True)
     parts = zip(*(tensor.split(data.micro_batch_size) for tensor in whole.values()), strict=True)
-    return [dict(zip(whole, (part.contiguous() for part in some), strict=True)) for some in parts]
+    batches = [dict(zip(whole, (part.contiguous() for part in some), strict=True)) for some in parts]
+    dp = config.mesh.dp or 1
+    dealt = len(batches) // dp * dp
+    return [(batch, dp) for batch in batches[rank:dealt:dp]] + [(batch, 1) for batch in batches[dealt:]]
 
 
 def _as_batch(micro_batches: list[dict[str, Tensor]]) -> Batch:

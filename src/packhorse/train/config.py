@@ -107,7 +107,8 @@ class DataConfig:
 
     tokenizer: "bytes", or a Hugging Face tokenizer.json (or the folder that holds one). field: the key of the text in a line of JSONL.
     order: "random" draws windows with replacement; "epochs" takes each window once an epoch, in an order that is a function of (seed, epoch).
-    Documents are packed one after the other, an end-of-text token between them. Batch sizes count samples of `seq_len` tokens.
+    Documents are packed one after the other, an end-of-text token between them. Batch sizes count samples of `seq_len` tokens: a step of
+    global_batch_size is shared by all ranks, each of which adds up the gradients of micro-batches of micro_batch_size.
     """
 
     corpus: str = "stdlib"
@@ -118,11 +119,6 @@ class DataConfig:
     seq_len: int = _setting(128, least=1)
     micro_batch_size: int = _setting(16, least=1)
     global_batch_size: int = _setting(16, least=1)
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches whose gradients are added up in one step."""
-        return self.global_batch_size // self.micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -229,6 +225,17 @@ class MemoryConfig:
 
 
 @dataclass(frozen=True)
+class MeshConfig:
+    """[mesh]: over how many ranks a step is spread. `dp` of them take a part of the batch each; without it as many as the launcher has started.
+
+    zero_stage: what is sharded over them. 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+    """
+
+    dp: int | None = _setting(None, least=1)
+    zero_stage: Literal[0, 1, 2, 3] = 0
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that a run depends on."""
 
@@ -239,19 +246,27 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     memory: MemoryConfig = MemoryConfig()
+    mesh: MeshConfig = MeshConfig()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that are right by themselves and wrong together."""
-        if self.data.global_batch_size % self.data.micro_batch_size:
+        data, dp = self.data, self.mesh.dp or 1
+        if data.global_batch_size % (data.micro_batch_size * dp):
+            times, all_ranks = (f" times {dp} ranks (mesh.dp)", " on every rank") if dp > 1 else ("", "")
             raise ConfigError(
-                f"data.global_batch_size = {self.data.global_batch_size} is not a multiple of data.micro_batch_size = "
-                f"{self.data.micro_batch_size}; a step adds up whole micro-batches, so make it one"
+                f"data.global_batch_size = {data.global_batch_size} is not a multiple of data.micro_batch_size = {data.micro_batch_size}{times}; "
+                f"a step adds up whole micro-batches{all_ranks}, so make it one"
             )
         if self.schedule.min_lr is not None and self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(
                 f"schedule.min_lr = {self.schedule.min_lr} is above optimizer.lr = {self.optimizer.lr}; "
                 "the learning rate falls from the second to the first, so lower min_lr"
             )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches whose gradients a rank adds up in one step."""
+        return self.data.global_batch_size // (self.data.micro_batch_size * (self.mesh.dp or 1))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, every key of every section, in the order of this file."""

@@ -109,7 +109,7 @@ def _checked(name: str, value: Any, kind: Any, key: Field) -> Any:
     if converted is None:
         hint = f'; write "{value}" in quotes' if kind is str else ""
         if get_origin(kind) is Literal and isinstance(value, str):
-            hint = nearest(value, get_args(kind))
+            hint = nearest(value, map(str, get_args(kind)))
         raise ConfigError(f"{name} is {value!r} ({_type_name(type(value))}), expected {_type_name(kind)}{hint}")
     least, below = key.metadata.get("least"), key.metadata.get("below")
     for number in converted if isinstance(converted, tuple) else (converted,):
@@ -127,7 +127,7 @@ def _converted(value: Any, kind: Any) -> Any:
         options = [option for option in get_args(kind) if option is not NoneType]
         return next((found for option in options if (found := _converted(value, option)) is not None), None)
     if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else None
+        return value if any(type(value) is type(option) and value == option for option in get_args(kind)) else None
     if get_origin(kind) is tuple:
         if not isinstance(value, list) or len(value) != len(get_args(kind)):
             return None

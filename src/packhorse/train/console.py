@@ -1,10 +1,11 @@
 """What a run says: one calm line at each log step, in colour on a terminal, plain elsewhere, JSON when asked."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Self, TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,6 +24,11 @@ class Console:
         self._as_json = as_json
         self._stream = stream
         self._rich = RichConsole(file=sys.stderr if as_json else stream, highlight=False, soft_wrap=True)
+
+    @classmethod
+    def silent(cls) -> Self:
+        """Of a rank that has nothing to say: rank 0 speaks for all."""
+        return cls(open(os.devnull, "w", encoding="utf-8"))
 
     @property
     def width(self) -> int:

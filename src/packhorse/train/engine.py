@@ -1,8 +1,11 @@
 """What the trainer needs of packhorse itself: `plan` and `compile`, and what they return. The package `packhorse` is an Engine."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from packhorse.runtime.ranks import Ranks
 
 Batch = dict[str, Tensor] | list[dict[str, Tensor]]
 
@@ -27,6 +30,12 @@ class Ledger(Protocol):
 
     @property
     def measured_peak_bytes(self) -> int: ...
+
+    @property
+    def predicted_comm_bytes(self) -> int: ...
+
+    @property
+    def measured_comm_bytes(self) -> int | None: ...
 
 
 class LastStep(Protocol):
@@ -53,10 +62,13 @@ class LossScale(Protocol):
 
 
 class Step(Protocol):
-    """A compiled step: call it with a batch for one optimizer step and its loss."""
+    """A compiled step: call it with a batch for one optimizer step and its loss. ranks: all of the job; None where this process is alone."""
 
     @property
     def last(self) -> LastStep: ...
+
+    @property
+    def ranks(self) -> Ranks | None: ...
 
     @property
     def loss_scale(self) -> LossScale | None: ...
@@ -69,9 +81,9 @@ class Step(Protocol):
 
     def trace_nonfinite(self, batch: Batch) -> str: ...
 
-    def training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def training_state(self) -> tuple[Mapping[str, Any], dict[str, Any]]: ...
 
-    def load_training_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None: ...
+    def load_training_state(self, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None: ...
 
 
 class Engine(Protocol):

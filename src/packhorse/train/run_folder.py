@@ -11,8 +11,10 @@ from packhorse.checkpoint import newest_checkpoint
 from packhorse.checkpoint.layout import step_of
 from packhorse.checkpoint.write import set_aside
 from packhorse.errors import CheckpointError, ConfigError
+from packhorse.runtime.ranks import Ranks
 from packhorse.train.config import Config
 from packhorse.train.config_file import differing_keys, format_config, load_config
+from packhorse.train.together import from_first
 
 
 @dataclass(frozen=True)
@@ -37,29 +39,23 @@ class RunFolder:
         """Where the state after `steps_done` steps is saved."""
         return self.checkpoints / f"step-{steps_done}"
 
-    def start(self, resume: str, report: Callable[[str], None]) -> Path | None:
+    def start(self, resume: str, report: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
         """The checkpoint that a run with run.resume = `resume` starts from, or None for a fresh start.
 
-        "auto": the newest whole checkpoint of this folder; "none": a fresh start; else the path of a checkpoint.
+        "auto": the newest whole checkpoint of this folder; "none": a fresh start; else the path of a checkpoint. With several ranks it is rank 0 that
+        looks, and each reads its share of the files.
         Raises ConfigError for "none" if a run is here already, CheckpointError if checkpoints are here and none is whole.
         """
         if not str(self.root).strip(". /"):
             raise ConfigError(f"run.dir = {str(self.root)!r} is no folder of a run's own; choose one with --set run.dir=runs/NAME")
         if resume == "auto":
-            newest = newest_checkpoint(self.checkpoints, report)
-            if newest is None and self._steps():
-                raise CheckpointError(
-                    f"none of the {len(self._steps())} checkpoints in {self.checkpoints} is whole; "
-                    "start a new run in another folder with --set run.dir=..., or put a good copy of one there"
-                )
+            newest = newest_checkpoint(self.checkpoints, report, ranks)
+            if newest is None:
+                from_first(ranks, self._require_no_steps)
             return newest
         if resume != "none":
             return Path(resume)
-        if self.config.exists() or self.metrics.exists() or self._steps():
-            raise ConfigError(
-                f"run.dir = {str(self.root)!r} holds a run already, and it is not overwritten; "
-                "go on with it by --resume auto, or choose another folder with --set run.dir=..."
-            )
+        from_first(ranks, self._require_no_run)
         return None
 
     @contextmanager
@@ -101,6 +97,20 @@ class RunFolder:
             step = step_of(path)
             if step is not None and step > steps_done:
                 report(f"{path.name} lies beyond the resumed step; kept as {set_aside(path, 'aside').name}")
+
+    def _require_no_steps(self) -> None:
+        if self._steps():
+            raise CheckpointError(
+                f"none of the {len(self._steps())} checkpoints in {self.checkpoints} is whole; "
+                "start a new run in another folder with --set run.dir=..., or put a good copy of one there"
+            )
+
+    def _require_no_run(self) -> None:
+        if self.config.exists() or self.metrics.exists() or self._steps():
+            raise ConfigError(
+                f"run.dir = {str(self.root)!r} holds a run already, and it is not overwritten; "
+                "go on with it by --resume auto, or choose another folder with --set run.dir=..."
+            )
 
     def newest_before(self, steps_done: int) -> Path | None:
         """The last checkpoint before step `steps_done`; it is not read."""

@@ -9,10 +9,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-    """`with StopSignal() as stop:` notes the first signal in `stop.received` instead of ending the process."""
+    """`with StopSignal() as stop:` notes the first signal in `stop.received` instead of ending the process. says: so on stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, says: bool = True) -> None:
         self.received: signal.Signals | None = None
+        self._says = says
         self._earlier: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -30,8 +31,9 @@ class StopSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         self._restore()
-        # print() may be interrupted in the middle of itself; a bare write may not.
-        os.write(2, f"\n{self.received.name}: stopping at the end of this step; once more stops at once, without saving\n".encode())
+        if self._says:
+            # print() may be interrupted in the middle of itself; a bare write may not.
+            os.write(2, f"\n{self.received.name}: stopping at the end of this step; once more stops at once, without saving\n".encode())
 
     def _restore(self) -> None:
         for number, handler in self._earlier.items():
