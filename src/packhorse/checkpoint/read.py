@@ -21,7 +21,7 @@ from packhorse.planning.placement import same_layout
 from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.transport import memory_order
 
-_CHUNK_BYTES = 16 * 2**20
+_CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)

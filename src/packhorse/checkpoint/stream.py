@@ -34,7 +34,7 @@ DTYPE_NAMES = {
 }
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-_CHUNK_BYTES = 16 * 2**20
+_CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
