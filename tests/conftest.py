@@ -1,6 +1,7 @@
 """All tests: one thread (bits depend on how a sum is split), and the checkers run on every plan that any test makes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent / "recompute"))
 sys.path.insert(0, str(Path(__file__).parent / "parallel"))
+sys.path.insert(0, str(Path(__file__).parent / "optim"))
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,7 @@ def checked(request, monkeypatch):
     import packhorse.runtime.programs as programs
     from packhorse.graph.liveness import check_schedule, lifespans
     from packhorse.graph.verify import verify
+    from packhorse.memory.bounds import lower_bound
     from packhorse.memory.buffers import Buffer
     from packhorse.memory.check import check_layout
     from packhorse.planning.persistent import misfit
@@ -50,8 +53,10 @@ def checked(request, monkeypatch):
             check_schedule(graph, lifespans(graph))
         planned = original(graph, persistent, options)
         buffers = [Buffer(s.name, s.lower, s.upper, s.size) for s in planned.placement.storages if s.space == "arena"]
-        check_layout(buffers, planned.layout)
-        if options.share:
+        buffers += [buffer for buffer, _ in planned.lent]
+        layout = replace(planned.layout, offsets=planned.layout.offsets | {buffer.name: offset for buffer, offset in planned.lent})
+        check_layout(buffers, replace(layout, lower_bound=lower_bound(buffers, 64)))
+        if options.share and not planned.lent:
             assert planned.layout.fragmentation == 0, f"{graph.name}: fragmentation {planned.layout.fragmentation}"
         check_program(lower(planned), {run.name: run.num_bytes for run in persistent.runs})
         return planned

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from test_table import SETTINGS, Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import packhorse as ph
 from packhorse.capture.precision import Islands
+from test_table import SETTINGS, Net
 
 STEPS = 3
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
