@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ def plan(
     captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1)
     partition = None if mesh.dp == 1 else Partition(zero_stage, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
     persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition)
+    if partition is not None and num_micro_batches == 1:  # nothing reads a gradient of the step before
+        persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
     zero = None if partition is None else Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths)[0])
     graphs = {
         "agree": agreement_graph(persistent),

@@ -98,13 +98,14 @@ def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float 
         return None
     nodes: list[Node] = []
     inputs, widths = _shards_of_gradients(persistent) if zero else _gradients(model, persistent)
+    pieces = tuple(_pieces(run, True) for run in persistent.runs if run.kind == "gradients")
     dtype = metric["grad_norm"].dtype
     scaled = "inverse_scale" in metric
     norm = Value("scaled_norm" if scaled else "grad_norm", dtype, (), ())
     of = tuple(Ref(given.value.name) for given in inputs)
     if zero:
         own = Value("own_norm", dtype, (), ())
-        nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths),), (own,), "update"))
+        nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths), ("pieces", pieces)), (own,), "update"))
         every, gathering = over_ranks(own, "norms", zero)
         nodes += gathering
         of, widths = (Ref(every.name),), (dtype,)
@@ -135,7 +136,7 @@ def _gradients(model: torch.nn.Module, persistent: Persistent) -> tuple[list[Inp
 
 
 def _shards_of_gradients(persistent: Persistent) -> tuple[list[Input], tuple[str, ...]]:
-    """This rank's shard of every run of gradients; its padding is zero."""
+    """This rank's shard of every run of gradients."""
     runs = [run for run in persistent.runs if run.kind == "gradients"]
     parts = [_part(run, True) for run in runs]
     return [Input(value, "grad", target) for value, target in parts], tuple(_norm_width(run, persistent) for run in runs)

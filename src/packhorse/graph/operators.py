@@ -94,11 +94,12 @@ def _update_scratch(node: Node, values: dict) -> int:
 
 
 def _norm_scratch(node: Node, values: dict) -> int:
-    """One norm per gradient, 8 bytes each at most, and the widest gradient that has to be converted."""
-    grads, dtypes = node.args[0], dict(node.kwargs)["dtypes"]
-    given = [values[ref.name] for ref in grads]  # type: ignore[union-attr]
-    widened = [value.num_elements * ITEMSIZE[dtype] for value, dtype in zip(given, dtypes) if value.dtype != dtype]  # type: ignore[arg-type, index]
-    return 64 * -(-8 * len(given) // 64) + max(widened, default=0)
+    """One norm per gradient or piece of one, 8 bytes each at most, and the widest that has to be converted."""
+    options: dict[str, Any] = dict(node.kwargs)
+    given = [values[ref.name] for ref in node.args[0]]  # type: ignore[union-attr]
+    sizes = [[count for _, count, _ in some] for some in options["pieces"]] if "pieces" in options else [[value.num_elements] for value in given]
+    widened = [max(some, default=0) * ITEMSIZE[dtype] for some, value, dtype in zip(sizes, given, options["dtypes"]) if value.dtype != dtype]
+    return 64 * -(-8 * sum(map(len, sizes)) // 64) + max(widened, default=0)
 
 
 def _safe_softmax_scratch(node: Node, values: dict) -> int:

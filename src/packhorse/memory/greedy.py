@@ -27,6 +27,7 @@ from packhorse.units import align_up
 
 Order = Callable[[Sequence[Buffer]], list[int]]
 Rule = Callable[[Sequence[Buffer], Sequence[int], int], list[int]]
+Fixed = Sequence[tuple[Buffer, int]]  # buffers that lie at given offsets already
 MANY = 8_000  # buffers, from which on a tree finds gaps faster than a pass over all
 OPEN_END = int(np.iinfo(np.int64).max // 2)
 
@@ -66,15 +67,15 @@ def by_contention(buffers: Sequence[Buffer]) -> list[int]:
     return sorted(range(len(buffers)), key=lambda i: (-most[i], -buffers[i].size))
 
 
-def first_fit(buffers: Sequence[Buffer], order: Sequence[int], alignment: int = 1) -> list[int]:
+def first_fit(buffers: Sequence[Buffer], order: Sequence[int], alignment: int = 1, fixed: Fixed = ()) -> list[int]:
     """Offsets (n,), multiples of `alignment`: each buffer, in `order`, at the lowest gap that holds it."""
-    return _fill_gaps(buffers, order, alignment, lambda gaps, fits: int(np.argmax(fits)))
+    return _fill_gaps(buffers, order, alignment, lambda gaps, fits: int(np.argmax(fits)), fixed)
 
 
-def best_fit(buffers: Sequence[Buffer], order: Sequence[int], alignment: int = 1) -> list[int]:
+def best_fit(buffers: Sequence[Buffer], order: Sequence[int], alignment: int = 1, fixed: Fixed = ()) -> list[int]:
     """Offsets (n,), multiples of `alignment`: each buffer, in `order`, at the smallest gap that holds it (the lowest of equals)."""
     largest = np.iinfo(np.int64).max
-    return _fill_gaps(buffers, order, alignment, lambda gaps, fits: int(np.argmin(np.where(fits, gaps, largest))))
+    return _fill_gaps(buffers, order, alignment, lambda gaps, fits: int(np.argmin(np.where(fits, gaps, largest))), fixed)
 
 
 def skyline(buffers: Sequence[Buffer], order: Sequence[int], alignment: int = 1) -> list[int]:
@@ -117,13 +118,16 @@ def _fill_gaps(
     order: Sequence[int],
     alignment: int,
     choose: Callable[[NDArray[np.int64], NDArray[np.bool_]], int],
+    fixed: Fixed = (),
 ) -> list[int]:
     """Offsets (n,). `choose(gaps, fits)` -> index of a gap; the last gap is the open one above everything and always fits."""
     if len(buffers) > MANY:
-        return _fill_gaps_of_many(buffers, order, alignment, choose)
+        return _fill_gaps_of_many(buffers, order, alignment, choose, fixed)
     # Rows: lower, upper, offset, end of the placed buffers, sorted by offset, so that one pass finds all gaps of a lifespan.
-    placed = np.empty((4, len(buffers)), np.int64)
-    count = 0
+    placed = np.empty((4, len(buffers) + len(fixed)), np.int64)
+    count = len(fixed)
+    for at, (buffer, offset) in enumerate(sorted(fixed, key=lambda item: item[1])):
+        placed[:, at] = buffer.lower, buffer.upper, offset, offset + align_up(buffer.size, alignment)
     offsets = [0] * len(buffers)
     for i in order:
         size = align_up(buffers[i].size, alignment)
@@ -147,9 +151,13 @@ def _fill_gaps_of_many(
     order: Sequence[int],
     alignment: int,
     choose: Callable[[NDArray[np.int64], NDArray[np.bool_]], int],
+    fixed: Fixed,
 ) -> list[int]:
     """As _fill_gaps."""
-    occupied = Occupied(buffers)
+    occupied = Occupied([*buffers, *(buffer for buffer, _ in fixed)])
+    for buffer, offset in fixed:
+        if buffer.size:
+            occupied.add(buffer, offset, offset + align_up(buffer.size, alignment))
     offsets = [0] * len(buffers)
     for i in order:
         size = align_up(buffers[i].size, alignment)

@@ -3,11 +3,23 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from packhorse.errors import UserError
 from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer, Layout
-from packhorse.memory.greedy import METHODS
+from packhorse.memory.greedy import (
+    METHODS,
+    Fixed,
+    best_fit,
+    by_area,
+    by_contention,
+    by_lifespan,
+    by_size,
+    by_size_and_lifespan,
+    by_start,
+    first_fit,
+)
 from packhorse.memory.solver import solve
 from packhorse.memory.wheel import squeaky_wheel
 from packhorse.units import align_up
@@ -65,6 +77,27 @@ def greedy_layout(buffers: Sequence[Buffer], alignment: int = 64, *, goal: int |
         if best.height <= (bound if goal is None else goal) or time.monotonic() > deadline:
             break
     assert best is not None
+    return best
+
+
+def lay_out_around(fixed: Fixed, buffers: Sequence[Buffer], alignment: int = 64) -> Layout:
+    """The lowest layout found by fast placements of buffers beside, below and above those that lie at given offsets already.
+
+    Height and lower bound count both; offsets are those of `buffers`.
+    """
+    taken = [buffer for buffer, _ in fixed]
+    end = max((offset + align_up(b.size, alignment) for b, offset in fixed), default=0)
+    bound = max(end, lower_bound([*buffers, *taken], alignment))
+    above = lay_out(buffers, alignment=alignment)
+    best = Layout({name: end + offset for name, offset in above.offsets.items()}, end + above.height, bound, alignment, "above")
+    for rule_name, rule in (("first_fit", first_fit), ("best_fit", best_fit)):
+        for order in (by_lifespan, by_size, by_size_and_lifespan, by_area, by_contention, by_start):
+            if best.height <= bound:
+                return best
+            offsets = rule(buffers, order(buffers), alignment, fixed)
+            found = _layout(buffers, offsets, bound, alignment, f"{rule_name}/{order.__name__.removeprefix('by_')}, around")
+            found = replace(found, height=max(found.height, end))
+            best = found if found.height < best.height else best
     return best
 
 

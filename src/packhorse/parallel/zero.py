@@ -228,7 +228,7 @@ def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
     number = {name: 2 * index for index, name in enumerate(used)}  # run -> its gather's place
     unit_of = {name: zero.partition.units[by_name[name].layout.slots[0].target] for name in used}
     roots = {_gathered(by_name[name]): name for name in used}
-    real = [len(gathers) + index for index, node in enumerate(nodes) if not node.is_view]
+    real = _gradients_after([len(gathers) + index for index, node in enumerate(nodes) if not node.is_view], whole_graph, set(roots))
     uses = []
     for index in real:
         reads = (whole_graph.values[name].root for name in whole_graph.nodes[index].arg_names())
@@ -238,6 +238,22 @@ def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
         starts.setdefault(first, []).extend(number[name] for name in used if unit_of[name] == unit)
     order = [gather for place, index in enumerate(real) for gather in (*starts.get(place, ()), index)]
     return _with_gather_waits(_tagged(replay(whole_graph, tuple(order))), zero)
+
+
+def _gradients_after(order: list[int], graph: Graph, parameters: set[str]) -> list[int]:
+    """The order in which a node that makes a gradient of parameters comes after its neighbour that reads gathered ones: those go first, and the
+    gradient's memory is taken after that. Known by what nobody reads soon. parameters: roots."""
+    order = list(order)
+    reads = {index: {graph.values[name].root for name in graph.nodes[index].arg_names()} for index in order}
+    moved = -1
+    for place in range(len(order) - 1):
+        node, neighbour = order[place], order[place + 1]
+        makes = {v.name for v in graph.nodes[node].outputs if v is not None}
+        soon = set().union(*(reads[index] for index in order[place + 1 : place + 4]))
+        waits = graph.nodes[node].phase == "backward" and not makes & soon and not reads[node] & parameters
+        if waits and reads[neighbour] & parameters and node != moved:
+            order[place], order[place + 1], moved = neighbour, node, node
+    return order
 
 
 def _gathered(run: Run) -> str:

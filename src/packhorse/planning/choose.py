@@ -135,7 +135,7 @@ class Finish:
         if self.zero is None:
             return self.persistent
         known = {run.name for run in self.zero.persistent.runs}
-        return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))
+        return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))  # none is lent
 
     @property
     def ways(self) -> tuple[bool, ...]:

@@ -118,7 +118,10 @@ def ledger_of(plan: Plan) -> Ledger:
             kinds[_LINES[item.kind]] += item.num_bytes
     persistent = [(f"persistent: {kind}", num_bytes) for kind, num_bytes in plan.persistent.bytes_by_kind().items()]
     rest = plan.arena_bytes - sum(kinds.values())
-    lines = [*persistent, *((f"arena: {kind}", num_bytes) for kind, num_bytes in kinds.items()), ("arena: alignment and gaps", rest)]
+    lines = [*persistent, *((f"arena: {kind}", num_bytes) for kind, num_bytes in kinds.items())]
+    if plan.persistent.lent:
+        lines.append(("arena: in memory of gradients to come", min(rest, 0)))
+    lines.append(("arena: alignment and gaps", max(rest, 0) if plan.persistent.lent else rest))
     lines.append(("external tensors (bound)", plan.external_bytes))
     node = planned.graph.nodes[time] if planned.graph.nodes else None
     return Ledger(
@@ -127,7 +130,7 @@ def ledger_of(plan: Plan) -> Ledger:
         plan.comm_bytes,
         f"{name}, time {time} of {len(planned.graph.nodes)}" + (f": {_node_place(node)}" if node else ""),
         tuple(sorted(alive, key=lambda a: (-a.num_bytes, a.name))),
-        tuple((n, p.arena_bytes, p.layout.lower_bound, p.external_bytes) for n, p in plan.programs.items()),
+        tuple((n, p.arena_bytes, max(0, p.layout.lower_bound - p.floor), p.external_bytes) for n, p in plan.programs.items()),
         extra={
             "peak_bytes": plan.peak_bytes,
             "persistent_bytes": plan.persistent_bytes,

@@ -87,9 +87,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Persistent:
-    """All runs, and where each persistent tensor of the graphs lies: (role, target) -> (run name, byte offset)."""
+    """All runs, and where each persistent tensor of the graphs lies: (role, target) -> (run name, byte offset).
+
+    lent: runs of gradients, in this order at the bottom of the arena's memory. Before a step has made a gradient its bytes are lent to the arena.
+    """
 
     runs: tuple[Run, ...]
+    lent: tuple[str, ...] = ()
+
+    @cached_property
+    def lent_offsets(self) -> dict[str, int]:
+        """Lent run -> its first byte in the arena's memory."""
+        offsets, end = {}, 0
+        for name in self.lent:
+            offsets[name] = end
+            end = align_up(end + self.by_name[name].num_bytes, ALIGNMENT)
+        return offsets
+
+    @property
+    def floor(self) -> int:
+        """Bytes of the arena's memory that are the lent runs'."""
+        return sum(align_up(self.by_name[name].num_bytes, ALIGNMENT) for name in self.lent)
 
     def places(self) -> dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]:
         """(role, target) -> (run name, byte offset, strides in elements). All that is held of a run has the target "run <name>", this rank's shard

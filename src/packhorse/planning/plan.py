@@ -7,7 +7,7 @@ from typing import Any
 from packhorse.device.device import Device
 from packhorse.graph.ir import Graph
 from packhorse.memory.buffers import Buffer, Layout
-from packhorse.memory.layout import lay_out
+from packhorse.memory.layout import lay_out, lay_out_around
 from packhorse.mesh import Mesh
 from packhorse.parallel.volume import GREETING_BYTES, sent_bytes
 from packhorse.parallel.zero import Zero
@@ -19,15 +19,23 @@ from packhorse.units import align_up
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """One graph with a home for every value and an offset for every arena buffer."""
+    """One graph with a home for every value and an offset for every arena buffer.
+
+    lent: when, and where, the lent runs of gradients are in use (Persistent.lent); floor: bytes of the arena's memory that are theirs; lent_offsets:
+    where each of them begins.
+    """
 
     graph: Graph
     placement: Placement
     layout: Layout
+    lent: tuple[tuple[Buffer, int], ...] = ()
+    floor: int = 0
+    lent_offsets: dict[str, int] = field(default_factory=dict)
 
     @property
     def arena_bytes(self) -> int:
-        return self.layout.height
+        """Above the lent runs."""
+        return max(0, self.layout.height - self.floor)
 
     def external_bytes_at(self) -> list[int]:
         """Bound on the bytes of external tensors alive while each node runs; one entry a node."""
@@ -168,7 +176,34 @@ def plan_graph(graph: Graph, persistent: Persistent, options: Options) -> GraphP
     """Homes, then offsets, for one graph."""
     placement = place(graph, persistent.places(), options.in_place)
     buffers = [Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "arena"]
+    if persistent.lent:
+        lent = lent_buffers(graph, placement, persistent)
+        return GraphPlan(graph, placement, lay_out_around(lent, buffers, ALIGNMENT), lent, persistent.floor, persistent.lent_offsets)
     return GraphPlan(graph, placement, lay_out(buffers, alignment=ALIGNMENT) if options.share else side_by_side(buffers))
+
+
+def lent_buffers(graph: Graph, placement: Placement, persistent: Persistent) -> tuple[tuple[Buffer, int], ...]:
+    """Lifespans and offsets of the gradients in the lent runs: of those that the program makes from when they are made, of others always."""
+    end = len(graph.nodes) + 1
+    read = {placement.homes[i.value.name].key for i in graph.inputs if i.role == "grad"}
+    made: dict[tuple[str, int], int] = {}
+    maker = {v.name: time for time, node in enumerate(graph.nodes) for v in node.outputs if v is not None}
+    for root, home in placement.homes.items():
+        if home.key in persistent.lent and root in maker:
+            made[home.key, home.offset] = min(maker[root], made.get((home.key, home.offset), end))
+    for copy in placement.copies:
+        if copy.home.key in persistent.lent:
+            made[copy.home.key, copy.home.offset] = min(copy.time, made.get((copy.home.key, copy.home.offset), end))
+    found = []
+    for name, base in persistent.lent_offsets.items():
+        run = persistent.by_name[name]
+        if name in read or not any(key == name for key, _ in made):
+            found.append((Buffer(f"run {name}", 0, end, run.num_bytes), base))
+            continue
+        for slot in run.slots:
+            lower = made.get((name, slot.offset), 0)
+            found.append((Buffer(f"run {name} {slot.target}", lower, end, slot.value.extent_bytes), base + slot.offset))
+    return tuple(found)
 
 
 def side_by_side(buffers: list[Buffer]) -> Layout:

@@ -60,8 +60,11 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
             under_way[str(dict(instruction.kwargs)["tag"])] = (read, written)
         for operand in read:
             start, end = operand.offset, operand.offset + operand.extent_bytes
-            if operand.space == "arena" and start < end and arena.owners(start, end) != {operand.root}:
-                raise CheckError(f"{where}: reads %{operand.value} at [{start}, {end}), but those bytes hold {sorted(arena.owners(start, end))}")
+            held = arena.owners(start, end) if operand.space == "arena" and start < end else {operand.root}
+            if end <= program.floor:  # a gradient that was there before
+                held = held - {""} or {operand.root}
+            if held != {operand.root}:
+                raise CheckError(f"{where}: reads %{operand.value} at [{start}, {end}), but those bytes hold {sorted(held)}")
             if operand.space == "external" and slots.get(operand.key) != operand.root:
                 raise CheckError(f"{where}: reads %{operand.value} from slot {operand.key}, which holds {slots.get(operand.key)}")
             if operand.space == "persistent":
@@ -93,7 +96,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
     if any(owner is not None for owner in slots.values()):
         raise CheckError(f"program {program.name}: slots {[n for n, o in slots.items() if o is not None]} are never freed")
     for role, target, operand in program.outputs:
-        held = runs[operand.key].owners(operand.offset, operand.offset + operand.extent_bytes) if operand.space == "persistent" else set()
+        memory = {"persistent": runs.get(operand.key), "arena": arena}.get(operand.space)
+        held = memory.owners(operand.offset, operand.offset + operand.extent_bytes) if memory else set()
         if operand.extent_bytes and not held <= {operand.root, ""}:
             raise CheckError(f"program {program.name}: at the end {role} {target!r} should hold {operand.root}, but holds {sorted(held)}")
 
@@ -126,6 +130,6 @@ def _overlap(a: Operand, b: Operand) -> bool:
 
 def _inside(operand: Operand, program: Program, persistent_bytes: dict[str, int], where: str) -> None:
     end = operand.offset + operand.extent_bytes
-    limit = {"arena": program.arena_bytes, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
+    limit = {"arena": program.end, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
     if operand.offset < 0 or (limit is not None and end > limit):
         raise CheckError(f"{where}: %{operand.value} covers [{operand.offset}, {end}) of {operand.space} {operand.key}, which has {limit} bytes")

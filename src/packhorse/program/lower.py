@@ -19,10 +19,10 @@ class _Lowering:
         home = self.homes[value.root]
         if unread and home.space in ("arena", "external"):
             return Operand("hollow", "", 0, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
-        start = self.offsets[home.key] if home.space == "arena" else home.offset
-        return Operand(
-            home.space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes
-        )
+        space, start = home.space, self.offsets[home.key] if home.space == "arena" else home.offset
+        if home.key in self.planned.lent_offsets and space == "persistent":
+            space, start = "arena", self.planned.lent_offsets[home.key] + home.offset
+        return Operand(space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
 
     def arg(self, arg: Arg, unread: bool = False) -> Argument:
         if isinstance(arg, Ref):
@@ -59,7 +59,10 @@ class _Lowering:
     def copy(self, copy: CopyOut, time: int) -> Copy:
         value = self.graph.values[copy.name]
         kept = f"{copy.target[0]} {copy.target[1]}"
-        target = Operand("persistent", copy.home.key, copy.home.offset, value.dtype, value.shape, copy.strides, kept, kept, value.extent_bytes)
+        space, offset = "persistent", copy.home.offset
+        if copy.home.key in self.planned.lent_offsets:
+            space, offset = "arena", self.planned.lent_offsets[copy.home.key] + copy.home.offset
+        target = Operand(space, copy.home.key, offset, value.dtype, value.shape, copy.strides, kept, kept, value.extent_bytes)
         return Copy(self.operand(value), target, (), time)
 
     def scratch(self, time: int) -> Operand | None:
@@ -81,5 +84,11 @@ def lower(planned: GraphPlan) -> Program:
         if out.role != "random"
     )
     return Program(
-        planned.graph.name, tuple(lowering.instructions()), planned.arena_bytes, planned.external_bytes, outputs, planned.placement.hollow_bytes
+        planned.graph.name,
+        tuple(lowering.instructions()),
+        planned.arena_bytes,
+        planned.external_bytes,
+        outputs,
+        planned.placement.hollow_bytes,
+        planned.floor,
     )

@@ -67,7 +67,9 @@ Instruction = Union[Call, Copy]
 
 @dataclass(frozen=True)
 class Program:
-    """A planned graph as instructions over an arena of `arena_bytes`. `external_bytes`: bound on adopted bytes alive at one instant."""
+    """A planned graph as instructions over an arena of `arena_bytes`. `external_bytes`: bound on adopted bytes alive at one instant.
+
+    floor: so many bytes below the arena belong to gradients, and to the arena until they are made; offsets count from their beginning."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -75,6 +77,12 @@ class Program:
     external_bytes: int
     outputs: tuple[tuple[str, str, Operand], ...]  # role, target, where it is after the program
     hollow_bytes: int = 0  # the largest hollow operand
+    floor: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the last byte of the arena."""
+        return self.floor + self.arena_bytes
 
 
 def operands_of(instruction: Instruction) -> tuple[list[Operand], list[Operand]]:

@@ -38,16 +38,16 @@ class Arena:
         else:
             self.hollow = torch.empty(hollow_bytes, dtype=torch.uint8, device=device)
 
-    def fill(self, height: int, everything: bool) -> None:
-        """Write the pattern where `high_water` will look for changes."""
-        start = 0 if everything else max(0, height - WINDOW_BYTES)
+    def fill(self, height: int, everything: bool, floor: int = 0) -> None:
+        """Write the pattern where `high_water` will look for changes: from `floor` on."""
+        start = floor if everything else max(floor, height - WINDOW_BYTES)
         self.data[start : height + GUARD_BYTES].fill_(PATTERN)
 
-    def high_water(self, height: int, everything: bool) -> int | None:
+    def high_water(self, height: int, everything: bool, floor: int = 0) -> int | None:
         """One past the highest byte changed since `fill`; None if none of the watched bytes changed. Raises CheckError if the guard was hit."""
         if not bool((self.data[height : height + GUARD_BYTES] == PATTERN).all()):
             raise CheckError(f"the program wrote above the arena's height of {height} bytes")
-        start = 0 if everything else max(0, height - WINDOW_BYTES)
+        start = floor if everything else max(floor, height - WINDOW_BYTES)
         end = height
         while end > start:  # from the top down, a page at a time: the answer is nearly always in the first
             low = max(start, end - WINDOW_BYTES)

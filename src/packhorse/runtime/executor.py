@@ -69,8 +69,8 @@ class BoundProgram:
         """One run on the given batch leaves."""
         self.batch.update(batch)
         self.live = self.peak = 0
-        height, watch_all = self.program.arena_bytes, self.seen_high_water is None
-        self.arena.fill(height, watch_all)
+        height, floor, watch_all = self.program.end, self.program.floor, self.seen_high_water is None
+        self.arena.fill(height, watch_all, floor)
         done = 0
         try:
             with torch.inference_mode():
@@ -87,12 +87,12 @@ class BoundProgram:
                 self.batch.clear()
                 if self.transport is not None:
                     self.transport.drop()
-        high = self.arena.high_water(height, watch_all)
+        high = self.arena.high_water(height, watch_all, floor)
         if watch_all:
-            self.seen_high_water = align_up(high or 0, ALIGNMENT)
+            self.seen_high_water = align_up(high or floor, ALIGNMENT)
         assert self.seen_high_water is not None
         self.batch.clear()
-        return Measured(self.seen_high_water if high is None else align_up(high, ALIGNMENT), self.peak)
+        return Measured((self.seen_high_water if high is None else align_up(high, ALIGNMENT)) - floor, self.peak)
 
     def _failure(self, index: int, error: Exception) -> str:
         instruction = self.program.instructions[index]

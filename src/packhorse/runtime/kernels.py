@@ -5,7 +5,7 @@ byte tensor or None, the rest the operator's own arguments. Every recipe gives t
 their real `out=` overload: one that has a kernel of its own, since the generated ones allocate inside and copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -285,8 +285,19 @@ def batch_norm_again(outs, scratch, x, weight, bias, training, momentum, eps) ->
     aten.native_batch_norm.out(x, weight, bias, None, None, True, momentum, eps, out=outs[0], save_mean=outs[1], save_invstd=outs[2])
 
 
-def grad_norm(outs, scratch, grads: tuple[Tensor, ...], dtypes: tuple[str, ...]) -> None:
-    """The 2-norm of the gradients' 2-norms, each taken in its own dtype of `dtypes` -> a scalar."""
+def pieces_of(grads: Sequence[Tensor], dtypes: Sequence[str], pieces: Any) -> tuple[list[Tensor], list[str]]:
+    """The pieces (first element, elements, _) of each flat gradient, and the dtype for each."""
+    found = [(grad[start : start + count], name) for grad, name, some in zip(grads, dtypes, pieces, strict=True) for start, count, _ in some]
+    return [piece for piece, _ in found], [name for _, name in found]
+
+
+def grad_norm(outs, scratch, grads: Sequence[Tensor], dtypes: Sequence[str], pieces: Any = None) -> None:
+    """The 2-norm of the 2-norms of gradients, or of pieces of flat ones, each taken in its own dtype of `dtypes` -> a scalar."""
+    if pieces is not None:
+        grads, dtypes = pieces_of(grads, dtypes, pieces)
+    if not grads:
+        outs[0].zero_()
+        return
     begin = 64 * -(-8 * len(grads) // 64)
     norms, space = scratch[:begin].view(outs[0].dtype)[: len(grads)], scratch[begin:]
     for index, (grad, name) in enumerate(zip(grads, dtypes)):

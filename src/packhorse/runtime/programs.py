@@ -108,7 +108,7 @@ class Programs:
                 "plan again with this batch"
             )
         graph, runs = _own_constants(graph, len(self.bound))
-        persistent = Persistent((*self.persistent.runs, *runs))
+        persistent = replace(self.persistent, runs=(*self.persistent.runs, *runs))
         options, limit = self.plan.options, budget_bytes(self.plan.options.budget, self.plan.keep_everything_bytes)
         rest = Rest(persistent.num_bytes)
         for known in self.planned.values():
@@ -154,12 +154,18 @@ class Programs:
 
     def bind_all(self) -> None:
         """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
-        height = max(p.arena_bytes for p in self.planned.values())
+        height = self.persistent.floor + max(p.arena_bytes for p in self.planned.values())
         hollow = max(p.placement.hollow_bytes for p in self.planned.values())
         if self.arena is None or height > self.arena.capacity or hollow > self.arena.hollow.numel():
             self.bound.clear()
+            kept = {name: self.runs[name].clone() for name in self.persistent.lent if name in self.runs}
             self.arena = None
+            for name in kept:
+                del self.runs[name]
             self.arena = Arena(height, self.device, hollow)
+            for name, offset in self.persistent.lent_offsets.items():
+                self.runs[name] = self.arena.data[offset : offset + self.persistent.by_name[name].num_bytes]
+                self.runs[name].copy_(kept[name]) if name in kept else self.runs[name].zero_()
         for key, planned in self.planned.items():
             if key not in self.bound:
                 self.bound[key] = self.bind(planned)

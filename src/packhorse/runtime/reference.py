@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
 from packhorse.graph.operators import VIEWS, operator
-from packhorse.runtime.kernels import RECIPES, overload
+from packhorse.runtime.kernels import RECIPES, overload, pieces_of
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.random import drawing_from
 
@@ -63,7 +63,10 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
         grad = aten.nll_loss_backward(grad_output, log_probs, target, weight, reduction, ignore_index, total_weight)
         return (aten._log_softmax_backward_data(grad, log_probs, 1, log_probs.dtype),)
     if node.op == "packhorse.grad_norm.default":
-        return (torch.nn.utils.get_total_norm([grad.to(LONG[name]) for grad, name in zip(args[0], kwargs["dtypes"])]),)
+        grads, dtypes = args[0], kwargs["dtypes"]
+        if "pieces" in kwargs:
+            grads, dtypes = pieces_of(grads, dtypes, kwargs["pieces"])
+        return (torch.nn.utils.get_total_norm([grad.to(LONG[name]) for grad, name in zip(grads, dtypes)]),)
     if node.op == "packhorse.follow.default":
         master, copy = args
         return (torch.where(master.to(copy.dtype) != copy, copy.to(master.dtype), master),)

@@ -12,8 +12,8 @@ from packhorse.runtime.deferred import made, recipe_of
 
 
 def allocate(persistent: Persistent, device: torch.device) -> dict[str, Tensor]:
-    """Run name -> zeroed byte tensor of the run's size, 64-byte aligned."""
-    return {run.name: zeroed(run.num_bytes, device) for run in persistent.runs}
+    """Run name -> zeroed byte tensor of the run's size, 64-byte aligned; but for the lent ones, which lie in the arena's memory."""
+    return {run.name: zeroed(run.num_bytes, device) for run in persistent.runs if run.name not in persistent.lent}
 
 
 def view(run: Tensor, slot: Slot) -> Tensor:
