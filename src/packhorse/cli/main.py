@@ -13,6 +13,7 @@ import typer
 
 from packhorse.cli.benches import NAMES, run_bench
 from packhorse.cli.ckpt import app as ckpt_app
+from packhorse.cli.said import said_by_another
 from packhorse.errors import UserError
 from packhorse.reproduce import NAMES as REPRODUCTIONS
 from packhorse.reproduce import run_reproduction
@@ -200,11 +201,12 @@ def reproduce(
 
 
 def main() -> None:
-    """Entry point: a user's error is one paragraph on stderr and exit code 2, without a traceback."""
+    """Entry point: a user's error is one paragraph on stderr and exit code 2, without a traceback. Of several ranks one says it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a plot must not end a run whose terminal speaks ASCII
     try:
         app()
     except UserError as error:
-        print(f"packhorse: {error}", file=sys.stderr)
+        if not said_by_another(error):
+            print(f"packhorse: {error}", file=sys.stderr)
         sys.exit(2)

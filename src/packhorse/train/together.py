@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from packhorse import errors
 from packhorse.errors import PeerError, UserError
 from packhorse.runtime.ranks import Ranks
 
@@ -13,32 +14,16 @@ Found = TypeVar("Found")
 def together(ranks: Ranks | None, work: Callable[[], Found]) -> Found:
     """Runs `work` on every rank and returns what it returned here.
 
-    Raises UserError, on all ranks, if one of them did: in the words of the first such rank, with its number unless all say the same.
+    Raises UserError, on all ranks, if one of them did: that of the first such rank, which its number goes before unless all say the same.
     """
-    if ranks is None:
-        return work()
-    failure: UserError | None = None
-    try:
-        found = work()
-    except PeerError:
-        raise  # there is nobody left to tell
-    except UserError as error:
-        failure = error
-    heard = [json.loads(text) for text in ranks.texts(json.dumps(str(failure) if failure else None), "errors")]
-    if all(said is None for said in heard):
-        return found
-    if failure is not None and len(set(heard)) == 1:
-        raise failure
-    rank, said = next((rank, said) for rank, said in enumerate(heard) if said is not None)
-    kind = type(failure) if failure is not None else UserError
-    raise kind(f"rank {rank}: {said}") from failure
+    return work() if ranks is None else _together(ranks, work, True)
 
 
 def from_first(ranks: Ranks | None, work: Callable[[], Any]) -> Any:
-    """Runs `work` on rank 0 alone, and returns to all ranks what it returned, which is JSON-able. Raises as `together`."""
+    """Runs `work` on rank 0 alone, for all, and returns to all ranks what it returned, which is JSON-able. Raises its UserError on all."""
     if ranks is None:
         return work()
-    found = together(ranks, lambda: work() if ranks.rank == 0 else None)
+    found = _together(ranks, lambda: None if ranks.rank else work(), False)
     return json.loads(ranks.texts(json.dumps(found), "answer")[0])
 
 
@@ -46,8 +31,26 @@ def first_ahead(ranks: Ranks | None, work: Callable[[], Found]) -> Found:
     """Runs `work` on rank 0, then, when it is done there, on the others: they find what it has written. Raises as `together`."""
     if ranks is None:
         return work()
-    found = together(ranks, lambda: work() if ranks.rank == 0 else None)
-    others = together(ranks, lambda: work() if ranks.rank else None)
-    done = others if ranks.rank else found
-    assert done is not None
-    return done
+    first = _together(ranks, lambda: None if ranks.rank else work(), False)
+    other = _together(ranks, lambda: work() if ranks.rank else None, True)
+    found = other if ranks.rank else first
+    assert found is not None
+    return found
+
+
+def _together(ranks: Ranks, work: Callable[[], Found], numbered: bool) -> Found:
+    failure: UserError | None = None
+    try:
+        found = work()
+    except PeerError:
+        raise  # there is nobody left to tell
+    except UserError as error:
+        failure = error
+    own = None if failure is None else [type(failure).__name__, str(failure)]
+    heard = [json.loads(text) for text in ranks.texts(json.dumps(own), "errors")]
+    if all(said is None for said in heard):
+        return found
+    if failure is not None and all(said == own for said in heard):
+        raise failure
+    rank, (kind, words) = next((rank, said) for rank, said in enumerate(heard) if said is not None)
+    raise getattr(errors, kind, UserError)(f"rank {rank}: {words}" if numbered else words) from failure

@@ -256,6 +256,8 @@ class Trainer:
         )
 
     def _traced(self, batch: Batch) -> str:
+        if self.ranks is not None:
+            return "to learn in which module it begins take that step again on one rank, with --trace-nan: it has the same samples"
         return self.step.trace_nonfinite(batch)
 
     def _extra(self) -> dict[str, Any]:
