@@ -15,6 +15,7 @@ from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.collector import no_search_for_cycles
 from packhorse.graph.drop_clones import drop_clones
+from packhorse.graph.embedding_rows import embedding_in_rows
 from packhorse.graph.grad_dtype import gradients_in
 from packhorse.graph.ir import Const, Graph, Value
 from packhorse.graph.loss_rows import loss_in_rows
@@ -83,7 +84,7 @@ def _capture(
 ) -> Captured:
     whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
-    micro = loss_in_rows(drop_clones(micro))
+    micro = embedding_in_rows(loss_in_rows(drop_clones(micro)))
     if grads is not None:
         micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
     micro = own_outputs(micro)

@@ -326,7 +326,9 @@ def _with_waits(nodes: list[Node], zero: Zero, at_once: bool) -> list[Node]:
         nonlocal open_
         if open_ is not None:
             start = open_[0]
-            reads = [arg.name for arg in start.args if isinstance(arg, Ref)]
+            # what is reduced in place has left its arguments when it starts
+            in_place = start.op.startswith((REDUCE_SCATTER_OWN, ALL_REDUCE))
+            reads = [arg.name for arg in start.args if isinstance(arg, Ref) and not in_place]
             found.append(replace(zero.waiting(str(dict(start.kwargs)["tag"]), *reads, *(v.name for v in start.outputs if v)), phase=start.phase))
             open_ = None
 
