@@ -27,7 +27,7 @@ def test_gpus_are_ranks_of_the_mesh(path, monkeypatch):
     one, four = plan_of(path, []), plan_of(path, [], 4)
     assert one.comm_bytes == 0 and four.options.mesh.dp == 4 and four.options.rank == 0 and four.options.num_micro_batches == 1
     held = [plan.persistent.bytes_by_kind()["optimizer states"] for plan in (one, four)]
-    assert held[1] == pytest.approx(held[0] / 4, rel=0.01)
+    assert held[1] == pytest.approx(held[0] / 4, rel=0.03)  # padding of a small model
 
 
 def test_what_is_printed(path):
