@@ -47,4 +47,3 @@ def test_a_host_name_that_is_the_loopbacks_is_no_use_to_other_machines(monkeypat
     facts = describe_network(RANKS | {"LOCAL_WORLD_SIZE": str(local)})
     assert facts["gloo would use"].startswith("lo 127.0.0.1 (the host name localhost resolves to it)")
     assert ("set GLOO_SOCKET_IFNAME to the interface" in facts["warnings"]) == (local == 2)
-
