@@ -4,8 +4,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("a busy machine", deadline=None)
+hypothesis.settings.load_profile("a busy machine")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent / "recompute"))

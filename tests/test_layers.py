@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.pure
 SOURCE = Path(__file__).parent.parent / "src" / "packhorse"
-PURE = ["graph", "memory", "device", "planning", "program", "report", "mesh", "units", "errors"]
+PURE = ["graph", "memory", "device", "parallel", "planning", "program", "report", "mesh", "units", "errors"]
 # folders in the order of the data: a folder imports none that comes after it
 ORDER = ["graph", "memory", "planning", "program", "optim", "capture", "runtime"]
 

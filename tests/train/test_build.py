@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import packhorse
+from packhorse.data import load_corpus
 from packhorse.errors import ConfigError
 from packhorse.models.bert import BERT
 from packhorse.models.gpt import GPT
 from packhorse.models.lstm import LSTM
-from packhorse.train.build import build_model, build_optimizer, build_plan, model_vocab
+from packhorse.train.build import build_model, build_optimizer, build_plan, model_vocab, seed_of_rank, training_batch, validation_batches
 from packhorse.train.config_file import config_from_dict
 
 pytestmark = pytest.mark.cpu
@@ -113,3 +114,40 @@ def test_weights_are_drawn_from_the_seed_of_the_run(tmp_path):
     torch.manual_seed(1)  # the default of run.seed
     theirs = t.AutoModelForCausalLM.from_config(config)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
+
+
+def spread_over(dp, eval_batches=8):
+    given = {"run": {"eval_batches": eval_batches}, "data": {"seq_len": 8, "micro_batch_size": 2, "global_batch_size": 24}, "mesh": {"dp": dp}}
+    return config_from_dict(given)
+
+
+@pytest.mark.parametrize("dp", [2, 3, 12])
+def test_ranks_are_dealt_the_micro_batches_of_one(texts, dp):
+    """Micro-batch m of rank r is number m dp + r of those that one rank has."""
+    corpus = load_corpus(str(texts))
+    whole = training_batch(spread_over(1), corpus, 5)
+    assert len(whole) == 12
+    for rank in range(dp):
+        dealt = training_batch(spread_over(dp), corpus, 5, rank)
+        dealt = dealt if isinstance(dealt, list) else [dealt]
+        assert len(dealt) == 12 // dp
+        for micro, batch in enumerate(dealt):
+            assert all(torch.equal(batch[name], whole[micro * dp + rank][name]) for name in ("ids", "labels"))
+
+
+@pytest.mark.parametrize(("dp", "eval_batches"), [(1, 5), (2, 4), (2, 5), (3, 5), (4, 3)])
+def test_the_mean_over_ranks_of_validation_is_the_mean_over_all_batches(texts, dp, eval_batches):
+    corpus = load_corpus(str(texts))
+    whole = [batch["ids"].double().mean() for batch, _ in validation_batches(spread_over(1, eval_batches), corpus)]
+    shares = [validation_batches(spread_over(dp, eval_batches), corpus, rank) for rank in range(dp)]
+    assert len(whole) == eval_batches and len({len(share) for share in shares}) == 1
+    total = 0.0
+    for at_once in zip(*shares, strict=True):
+        (weight,) = {weight for _, weight in at_once}
+        total += weight * sum(batch["ids"].double().mean().item() for batch, _ in at_once) / dp
+    assert total / eval_batches == pytest.approx(sum(whole).item() / eval_batches, rel=1e-12)
+
+
+def test_seeds_of_ranks_are_their_own():
+    seeds = {seed_of_rank(seed, rank) for seed in range(20) for rank in range(20)}
+    assert len(seeds) == 400 and all(0 <= seed < 2**63 for seed in seeds)

@@ -35,3 +35,13 @@ def test_a_step_that_does_not_fit_is_refused_with_both_numbers():
     with pytest.raises(UserError, match=r"needs 3.000 GiB, and this machine has 2.000 GiB free beside the 512.000 MiB"):
         require_fit(3 * GIB, GIB // 2, 2 * GIB)
     assert fit_line(3 * GIB, 2 * GIB).endswith("does not fit") and fit_line(GIB, 2 * GIB).endswith("the step fits")
+
+
+def test_ranks_on_one_machine_share_its_memory():
+    require_fit(3 * GIB, GIB, 2 * GIB, 4)
+    with pytest.raises(
+        UserError, match=r"the 4 ranks on this machine need 3.000 GiB, and this machine has 2.000 GiB free .* of the models"
+    ) as caught:
+        require_fit(3 * GIB, GIB // 2, 2 * GIB, 4)
+    assert "mesh.zero_stage" in str(caught.value)
+    assert fit_line(GIB, 3 * GIB, 4).endswith("3 of the 4 ranks fit") and fit_line(GIB, 9 * GIB, 4).endswith("all 4 ranks fit")

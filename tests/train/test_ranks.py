@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -200,14 +201,15 @@ def test_a_mistake_is_one_paragraph_of_one_rank(tmp_path, settings, message):
     assert said.startswith("packhorse: ") and message in said and said.count("packhorse: ") == 1 and "Traceback" not in said, said
 
 
-def test_torchrun_trains(tmp_path):
-    path = write_config(tmp_path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "packhorse", "train", str(path)]
-    done = subprocess.run(
-        [*command, "--set", f"run.dir={tmp_path / 'run'}", "--set", "run.steps=2"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+def test_the_script_for_slurm_trains(tmp_path):
+    """As docs/torchrun.md has it, on one machine, with stand-ins for what Slurm brings."""
+    write_config(tmp_path).rename(tmp_path / "run.toml")
+    (script,) = re.findall(r"<!-- sbatch: begin -->\n```bash\n(.*?)```", (HERE.parents[1] / "docs" / "torchrun.md").read_text(), re.S)
+    (tmp_path / "job.sh").write_text(script.rstrip().replace(":29400", ":0") + f' --set run.dir="{tmp_path / "run"}" --set run.steps=2\n')
+    for name, does in (("srun", 'exec "$@"'), ("scontrol", "echo localhost"), ("torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "job.sh"], env=os.environ | slurm, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("as predicted on every rank, to the byte") == 1 and len(losses(tmp_path / "run")) == 2

@@ -44,3 +44,10 @@ def test_a_second_sigterm_ends_the_process():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "still here\n" and done.returncode == -signal.SIGTERM
     assert "stopping at the end of this step" in done.stderr
+
+
+def test_a_rank_that_is_not_the_first_notes_it_in_silence(capfd):
+    with StopSignal(says=False) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+    assert capfd.readouterr() == ("", "")

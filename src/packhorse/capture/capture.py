@@ -14,6 +14,7 @@ from packhorse.capture.trace import dense_strides, device_of, distinct
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.collector import no_search_for_cycles
+from packhorse.graph.embedding_rows import embedding_in_rows
 from packhorse.graph.grad_dtype import gradients_in
 from packhorse.graph.ir import Const, Graph, Value
 from packhorse.graph.own_outputs import own_outputs
@@ -81,6 +82,7 @@ def _capture(
 ) -> Captured:
     whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
+    micro = embedding_in_rows(micro)
     if grads is not None:
         micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
     micro = own_outputs(micro)

@@ -6,11 +6,13 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packhorse.cli.network import describe_network
+
 _GIB = 2**30
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """Versions, threads, CPU, memory, huge pages, disk and accelerators of this machine."""
+    """Versions, threads, CPU, memory, huge pages, disk and accelerators of this machine; then its place among ranks, and their network."""
     import torch
 
     memory = _proc_fields(Path("/proc/meminfo"))
@@ -29,6 +31,7 @@ def describe_machine() -> dict[str, str | int | float]:
         "huge pages": _chosen(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "disk free GiB": round(disk.free / _GIB, 1),
         "accelerators": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+        **describe_network(),
     }
 
 

@@ -102,6 +102,13 @@ def _norm_scratch(node: Node, values: dict) -> int:
     return 64 * -(-8 * sum(map(len, sizes)) // 64) + max(widened, default=0)
 
 
+def _rows_scratch(node: Node, values: dict) -> int:
+    """The rows of an embedding that a batch touches, summed up: no more than it has tokens."""
+    grad = values[node.args[1].name]  # type: ignore[union-attr]
+    width = grad.shape[-1]
+    return min(grad.num_elements // max(width, 1), int(node.args[3])) * width * ITEMSIZE[grad.dtype]  # type: ignore[arg-type]
+
+
 def _safe_softmax_scratch(node: Node, values: dict) -> int:
     """The largest number of each row, and whether it is -infinity."""
     x, out = values[node.args[0].name], node.outputs[0]  # type: ignore[union-attr]
@@ -207,6 +214,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.index_select.default": Operator("out"),
     "aten.embedding.default": Operator("out"),
     "aten.embedding_dense_backward.default": Operator("out"),
+    "packhorse.add_embedding_backward.default": Operator("copy", in_place=(0,), scratch=_rows_scratch),  # workspace: which rows there are
     "aten.tril.default": Operator("out"),
     "aten.triu.default": Operator("out"),
     "aten.slice_backward.default": Operator("out"),

@@ -32,12 +32,11 @@ GATHERED = 2  # units whose parameters are whole at one time: the one in use, an
 @dataclass(frozen=True)
 class Zero:
     """The pass for the programs of one step. persistent: what this rank holds; whole: what one rank alone would hold, which methods of
-    recomputation count with. overlap: False puts every wait right behind its start, to see what overlapping brings."""
+    recomputation count with."""
 
     partition: Partition
     persistent: Persistent
     whole: Persistent
-    overlap: bool = True
 
     def names(self, num_micro_batches: int) -> tuple[str, ...]:
         """The programs of the micro-batches: where gradients are reduced once a step (stages 0 and 1), the last one is a program of its own."""
@@ -85,7 +84,7 @@ def gather_updated(graph: Graph, zero: Zero) -> Graph:
         tag = f"gather {run.name}"
         nodes.append(zero.collective(ALL_GATHER_OTHERS, (Ref(out.name),), (before, after), tag))
         outputs += [Output(v.name, "param", f"{word} {run.name}") for word, v in (("before", before), ("after", after)) if v.num_elements]
-    return Graph(graph.name, graph.inputs, tuple(_with_waits(nodes, zero, at_once=False)), tuple(outputs))
+    return Graph(graph.name, graph.inputs, tuple(_with_waits(nodes, zero)), tuple(outputs))
 
 
 def over_ranks(value: Value, name: str, zero: Zero) -> tuple[Value, list[Node]]:
@@ -148,7 +147,7 @@ def reduce_gradients(graph: Graph, zero: Zero, is_first: bool) -> Graph:
     nodes = [*after.get(-1, ())]
     for time, node in enumerate(graph.nodes):
         nodes += [node, *after.get(time, ())]
-    return Graph(graph.name, tuple(inputs), tuple(_with_waits(nodes, zero, at_once=not zero.overlap)), tuple(outputs))
+    return Graph(graph.name, tuple(inputs), tuple(_with_waits(nodes, zero)), tuple(outputs))
 
 
 def _reduction(run: Run, group: list[Output], names: list[str], slots: dict[str, Value], zero: Zero) -> tuple[Node, list[tuple[str, Value]]]:
@@ -234,7 +233,7 @@ def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
         reads = (whole_graph.values[name].root for name in whole_graph.nodes[index].arg_names())
         uses.append({unit_of[roots[root]] for root in reads if root in roots})
     starts: dict[int, list[int]] = {}
-    for first, unit in _starts(uses, ahead and zero.overlap):
+    for first, unit in _starts(uses, ahead):
         starts.setdefault(first, []).extend(number[name] for name in used if unit_of[name] == unit)
     order = [gather for place, index in enumerate(real) for gather in (*starts.get(place, ()), index)]
     return _with_gather_waits(_tagged(replay(whole_graph, tuple(order))), zero)
@@ -316,9 +315,9 @@ def _with_gather_waits(graph: Graph, zero: Zero) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _with_waits(nodes: list[Node], zero: Zero, at_once: bool) -> list[Node]:
-    """A wait for each reduction or gather of updated parameters: before the next of them starts, so that one is under way at a time, or at once;
-    and before what reads its result."""
+def _with_waits(nodes: list[Node], zero: Zero) -> list[Node]:
+    """A wait for each reduction or gather of updated parameters: before the next of them starts, so that one is under way at a time, and before
+    what reads its result."""
     found: list[Node] = []
     open_: tuple[Node, set[str]] | None = None
 
@@ -326,7 +325,9 @@ def _with_waits(nodes: list[Node], zero: Zero, at_once: bool) -> list[Node]:
         nonlocal open_
         if open_ is not None:
             start = open_[0]
-            reads = [arg.name for arg in start.args if isinstance(arg, Ref)]
+            # what is reduced in place has left its arguments when it starts
+            in_place = start.op.startswith((REDUCE_SCATTER_OWN, ALL_REDUCE))
+            reads = [arg.name for arg in start.args if isinstance(arg, Ref) and not in_place]
             found.append(replace(zero.waiting(str(dict(start.kwargs)["tag"]), *reads, *(v.name for v in start.outputs if v)), phase=start.phase))
             open_ = None
 
@@ -344,7 +345,5 @@ def _with_waits(nodes: list[Node], zero: Zero, at_once: bool) -> list[Node]:
         found.append(node)
         if starts:
             open_ = (node, {v.name for v in node.outputs if v is not None})
-            if at_once:
-                close()
     close()
     return [*found, *adds]

@@ -150,18 +150,30 @@ class _Placer:
         )
 
     def _make_argument_there(self, result: Value, home: Home, strides: tuple[int, ...], before: Value | None) -> None:
-        """What a kernel changes in place is made where its result persists, if nobody else reads it."""
+        """What a kernel changes in place, or may, is made where its result persists, if nobody else reads it; and so on."""
         time = self.maker[result.root]
         node = self.graph.nodes[time]
-        for index, position in operator(node.op).updates:
+        row = operator(node.op)
+        of_first = [(0, position) for position in row.in_place if position < len(node.args)]
+        for index, position in (*row.updates, *of_first):
             out, arg = node.outputs[index], node.args[position]
             if out is None or out.name != result.root or not isinstance(arg, Ref):
                 continue
             value = self.values[arg.name]
+            last = self.last_read.get(value.root, -1) == time
+            if not last or value.root in self.homes or not self._takes_over_or_updates(node, (index, position), value, out):
+                continue
             self.living[home].remove(result.root)
-            if self.last_read.get(value.root, -1) == time and self._may_be_made_at(home, value, strides, before):
+            settled = self._may_be_made_at(home, value, strides, before)
+            if settled:
                 self.settle(value.root, home)
+                self._make_argument_there(value, home, strides, before)
             self.living[home].append(result.root)
+            if settled:
+                return
+
+    def _takes_over_or_updates(self, node: Node, pair: tuple[int, int], value: Value, out: Value) -> bool:
+        return pair in operator(node.op).updates or self._takes_over(node, self.values[value.root], out)
 
     def _whole(self, value: Value) -> bool:
         """The value covers its root's storage completely and in the order in which it would lie elsewhere."""

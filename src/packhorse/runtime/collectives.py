@@ -27,6 +27,11 @@ def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, A
     whole, everywhere = not op.startswith(REDUCE_SCATTER), op.startswith(ALL_REDUCE)
 
     def start(tensors: list[Tensor], outs: list[Tensor], bucket: Tensor) -> None:
+        if whole:  # in place: the results are what is reduced
+            for tensor, out in zip(tensors, outs):
+                if tensor.data_ptr() != out.data_ptr():
+                    out.copy_(tensor)
+            tensors = outs
         transport.start(tag, transport.reduce, tensors, outs, bucket, kwargs["offsets"], kwargs["shard"], whole, everywhere)
 
     return start, (tuple(args), tuple(outs), bucket), {}

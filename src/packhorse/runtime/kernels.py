@@ -185,6 +185,23 @@ def embedding_backward(outs, scratch, grad: Tensor, indices: Tensor, num_weights
         target[padding_idx].zero_()
 
 
+def add_embedding_backward(outs, scratch, total: Tensor, grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int) -> None:
+    """See graph/embedding_rows.py. (V, H), (..., H), (...) -> (V, H), which may be total's own memory."""
+    out = _own(outs[0], total)
+    if grad.numel() == 0:
+        return
+    if out.is_cuda:
+        out.add_(aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, False))
+        return
+    rows, place = torch.unique(indices, return_inverse=True)
+    scratch[-1:].zero_()  # the arena's canary sees how far it reaches, however few rows there are
+    sums = scratch.view(grad.dtype)[: len(rows) * grad.shape[-1]].view(len(rows), -1).zero_()
+    sums.index_add_(0, place.reshape(-1), grad.reshape(-1, grad.shape[-1]))
+    if padding_idx >= 0:
+        sums[rows == padding_idx] = 0
+    out.index_add_(0, rows, sums)
+
+
 def dropout(outs, scratch, x: Tensor, p: float, train: bool | None) -> None:
     """out = x * (mask / (1-p)), the mask drawn as booleans: one byte an element is kept, the same draws as eager's float mask.
 
@@ -372,6 +389,7 @@ RECIPES: dict[str, Recipe] = {
     "aten.arange.start_step": arange,
     "aten.embedding.default": embedding,
     "aten.embedding_dense_backward.default": embedding_backward,
+    "packhorse.add_embedding_backward.default": add_embedding_backward,
     "aten.native_dropout.default": dropout,
     "aten.native_dropout_backward.default": dropout_backward,
     "aten.slice_backward.default": slice_backward,

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from packhorse.capture.dtypes import LONG, from_const
+from packhorse.graph.embedding_rows import ADD_ROWS
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
 from packhorse.graph.operators import VIEWS, operator
 from packhorse.runtime.kernels import RECIPES, overload, pieces_of
@@ -67,6 +68,9 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
         if "pieces" in kwargs:
             grads, dtypes = pieces_of(grads, dtypes, kwargs["pieces"])
         return (torch.nn.utils.get_total_norm([grad.to(LONG[name]) for grad, name in zip(grads, dtypes)]),)
+    if node.op == ADD_ROWS:
+        total, *rest = args
+        return (total + aten.embedding_dense_backward(*rest, False),)
     if node.op == "packhorse.follow.default":
         master, copy = args
         return (torch.where(master.to(copy.dtype) != copy, copy.to(master.dtype), master),)

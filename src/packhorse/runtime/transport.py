@@ -26,14 +26,15 @@ LOOK_AROUND_S = 2.0  # a wait that takes longer asks whether another rank has fa
 class Transport:
     """The ranks of one axis of the mesh. group: a process group of them, this process is its `rank`-th.
 
-    sent_bytes: handed to it so far. place: the collective that this rank waits for, or waited for last. look_around: is called during long waits, and
-    may raise.
+    sent_bytes: handed to it so far. blocking: every start waits for the end at once, to see what overlapping brings. place: the collective that
+    this rank waits for, or waited for last. look_around: is called during long waits, and may raise.
     """
 
     def __init__(self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None):
         self.group, self.num_ranks, self.rank, self.look_around = group, num_ranks, rank, look_around
         self.others = [r for r in range(num_ranks) if r != rank]
         self.sent_bytes = 0
+        self.blocking = False
         self.place = ""
         self.started: dict[str, _Started] = {}
         self.queue: SimpleQueue[_Started] = SimpleQueue()
@@ -44,6 +45,8 @@ class Transport:
         """Runs a collective behind those started before. tag: its name, for `wait`."""
         self.started[tag] = started = _Started(tag, collective, args)
         self.queue.put(started)
+        if self.blocking:
+            started.ended.wait()
 
     def wait(self, tag: str) -> None:
         """Until it has ended. Raises PeerError if another rank is gone, and what `look_around` raises."""
