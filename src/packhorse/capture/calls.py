@@ -24,7 +24,7 @@ from packhorse.capture.generators import Generators
 from packhorse.capture.leaves import leaves
 from packhorse.capture.location import Location, host_random_state, place_of, user_line
 from packhorse.capture.native import native_operators
-from packhorse.capture.questions import Questions
+from packhorse.capture.questions import ABOUT, Questions
 from packhorse.capture.trace import device_of, drawing_nothing, on_fake_tensors
 from packhorse.graph.ir import Arg, Const, Graph, Input, Node, Output, Ref, Value, refs_in
 
@@ -33,15 +33,6 @@ MOST_BYTES = 1 << 26
 
 # What these do is not seen in the calls that follow.
 _HIDDEN = ("register_hook", "register_post_accumulate_grad_hook", "backward", "grad_fn.__get__", "grad.__get__", "_backward_hooks.__get__", "__set__")
-
-# What these say follows from how a tensor lies.
-_ABOUT = {
-    torch.Tensor.dim,
-    torch.Tensor.size,
-    torch.Tensor.numel,
-    torch.Tensor.is_floating_point,
-    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout")),
-}
 
 
 class Unseen(Exception):
@@ -172,7 +163,7 @@ class _Log(Location):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _ABOUT or not torch._C._len_torch_dispatch_stack():  # without modes: what is computed for real, beside the trace
+        if func in ABOUT or not torch._C._len_torch_dispatch_stack():  # without modes: what is computed for real, beside the trace
             return func(*args, **kwargs)
         module, source = self.path[-1], user_line(sys._getframe(1))
         _, _, generator = self.generators.hide(args, kwargs, place_of(module, source))

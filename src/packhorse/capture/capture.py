@@ -14,11 +14,9 @@ from packhorse.capture.trace import dense_strides, device_of, distinct
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
 from packhorse.graph.collector import no_search_for_cycles
-from packhorse.graph.drop_clones import drop_clones
 from packhorse.graph.embedding_rows import embedding_in_rows
 from packhorse.graph.grad_dtype import gradients_in
 from packhorse.graph.ir import Const, Graph, Value
-from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.own_outputs import own_outputs
 from packhorse.graph.verify import verify
 
@@ -84,7 +82,7 @@ def _capture(
 ) -> Captured:
     whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
-    micro = embedding_in_rows(loss_in_rows(drop_clones(micro)))
+    micro = embedding_in_rows(micro)
     if grads is not None:
         micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
     micro = own_outputs(micro)
@@ -109,4 +107,4 @@ def capture_evaluation(
     whole = stamped("evaluate", model, batch, loss, False, compute) or captured_whole("evaluate", model, batch, loss, False, compute)
     graph = whole.graph
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(drop_clones(plain_convolutions(graph, device_of(model)))), whole.constants, whole.questions, whole.generators
+    return own_outputs(plain_convolutions(graph, device_of(model))), whole.constants, whole.questions, whole.generators

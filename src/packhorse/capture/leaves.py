@@ -8,9 +8,20 @@ from torch.utils import _pytree as pytree
 
 def leaves(found: Any) -> list:
     """What tuples, lists and dicts hold, in order; what other containers hold as torch sees them."""
+    kept: list = []
+    _collect(found, kept)
+    return kept
+
+
+def _collect(found: Any, kept: list) -> None:
     kind = type(found)
     if kind is tuple or kind is list:
-        return [leaf for item in found for leaf in leaves(item)]
-    if kind is dict:
-        return [leaf for item in found.values() for leaf in leaves(item)]
-    return [found] if found is None or isinstance(found, (torch.Tensor, int, float, str)) else pytree.tree_leaves(found)
+        for item in found:
+            _collect(item, kept)
+    elif kind is dict:
+        for item in found.values():
+            _collect(item, kept)
+    elif found is None or isinstance(found, (torch.Tensor, int, float, str)):
+        kept.append(found)
+    else:
+        kept += pytree.tree_leaves(found)

@@ -36,6 +36,14 @@ _ASKING = (
     Tensor.allclose,
     Tensor.is_nonzero,
 )
+# What these say follows from how a tensor lies.
+ABOUT = {
+    Tensor.dim,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.is_floating_point,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout")),
+}
 _IN_PLACE = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split()
 )
@@ -161,6 +169,8 @@ class Questioner(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in ABOUT:
+            return func(*args, **kwargs)
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _ASKING and tensors:
             answer = self._answer(func, args, kwargs, tensors)

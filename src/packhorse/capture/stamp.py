@@ -18,7 +18,9 @@ from packhorse.capture.questions import NO_QUESTIONS, Questions
 from packhorse.capture.repeats import Run, cut, is_row_major, lengths, runs_of_blocks, shortened
 from packhorse.capture.trace import trace
 from packhorse.errors import UserError
+from packhorse.graph.drop_clones import drop_clones
 from packhorse.graph.ir import Graph
+from packhorse.graph.loss_rows import loss_in_rows
 from packhorse.graph.stamp import Unlike, learn, same_but_for_names, stamp
 
 # Fewer repetitions are captured as they are: it would save little.
@@ -36,7 +38,8 @@ _FAILURES = (Unlike, Unseen, UserError, RuntimeError, TypeError, ValueError, Loo
 
 @dataclass(frozen=True)
 class Whole:
-    """A step's graph as `convert` gives it, but for names of values; constants, questions and generators as in Captured."""
+    """A step's graph as `convert` gives it, but for names of values and without copies that nothing can tell from their source, its loss worked
+    through in rows; constants, questions and generators as in Captured."""
 
     graph: Graph
     constants: dict[str, torch.Tensor]
@@ -50,7 +53,8 @@ def captured_whole(
     """The graph of a step, captured as it is. As `trace`; raises CaptureError."""
     traced = trace(model, batch, loss, with_gradients, compute)
     graph, constants = convert(name, traced)
-    return Whole(graph, constants, traced.questions, traced.generators)
+    # before anything is stamped out: what holds for each repetition is found in a few of them
+    return Whole(loss_in_rows(drop_clones(graph)), constants, traced.questions, traced.generators)
 
 
 @dataclass(frozen=True)

@@ -543,12 +543,13 @@ def _stamp_nodes(pattern: Pattern, press: _Stamp, states: dict[str, str], taken:
         rules, models = (part.rules, part.models) if isinstance(part, _Repeated) else ((part.rule,), (part.model,))
         makers = [_maker(press, rule, pattern.shortest.nodes[model]) for rule, model in zip(rules, models)]
         for j in range(1 + press.extra[part.run] if isinstance(part, _Repeated) else 1):
+            end = f".r{j}" if again else ""
             for chain, make in makers:
                 if chain is None:
-                    node = make(f".r{j}" if again else "", j, None, None)
+                    node = make(end, j, None, None)
                 else:
                     before, states[chain], count = states[chain], f".rng{count}", count + 1
-                    node = make(f".r{j}" if again else "", j, before, states[chain])
+                    node = make(end, j, before, states[chain])
                 nodes.append(node)
                 press.made.append(tuple([None if v is None else Ref(v.name) for v in node.outputs]))
     if any(v is not None and v.name in taken for node in nodes for v in node.outputs):
