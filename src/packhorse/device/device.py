@@ -18,7 +18,7 @@ from typing import Any
 from packhorse.errors import UserError
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Node, Ref, Value
-from packhorse.graph.operators import operator
+from packhorse.graph.operators import is_collective, operator
 from packhorse.planning.flops import node_flops
 
 # Positions of arguments of which a kernel reads as many elements as it is asked for, not all: as much as it writes.
@@ -58,8 +58,9 @@ class Device:
     other: Cost
 
     def seconds(self, node: Node, values: dict[str, Value]) -> float:
-        """What one call of the node takes; 0 for a view and for memory that is only asked for. values: those of its graph."""
-        if node.is_view or node.op in _FREE:
+        """What one call of the node takes; 0 for a view, for memory that is only asked for, and for what runs beside the computation: collectives, of
+        whose links a device file says nothing. values: those of its graph."""
+        if node.is_view or node.op in _FREE or is_collective(node.op):
             return 0.0
         cost = self.rows.get(row_of(node)) or self.rows.get(node.op, self.other)
         seconds = cost.fixed_s

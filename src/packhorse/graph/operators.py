@@ -272,6 +272,11 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
+def is_collective(op: str) -> bool:
+    """The operator starts a collective, or waits for one."""
+    return op in (ALL_GATHER, ALL_GATHER_OTHERS, WAIT) or op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
+
+
 def operator(name: str) -> Operator:
     """The row of an operator; ADOPT where it has none."""
     return OPERATORS.get(name, ADOPT)

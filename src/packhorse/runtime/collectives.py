@@ -5,13 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_OWN, WAIT
+from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, REDUCE_SCATTER, WAIT
 from packhorse.runtime.transport import Transport
-
-
-def is_collective(op: str) -> bool:
-    """The operator starts a collective, or waits for one."""
-    return op in (ALL_GATHER, ALL_GATHER_OTHERS, WAIT) or op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
 
 
 def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, Any], transport: Transport) -> tuple[Callable, tuple, dict[str, Any]]:
@@ -27,6 +22,7 @@ def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, A
     whole, everywhere = not op.startswith(REDUCE_SCATTER), op.startswith(ALL_REDUCE)
 
     def start(tensors: list[Tensor], outs: list[Tensor], bucket: Tensor) -> None:
+        bucket[-1:].zero_()  # the arena's canary sees how far it reaches, also where this rank receives nothing
         if whole:  # in place: the results are what is reduced
             for tensor, out in zip(tensors, outs):
                 if tensor.data_ptr() != out.data_ptr():

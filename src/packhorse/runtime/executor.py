@@ -15,10 +15,11 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.errors import CheckError, PeerError, UserError
 from packhorse.graph.ir import Const
+from packhorse.graph.operators import is_collective
 from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
-from packhorse.runtime.collectives import call_of_collective, is_collective
+from packhorse.runtime.collectives import call_of_collective
 from packhorse.runtime.kernels import call_of, overload
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.random import drawing_from

@@ -255,7 +255,9 @@ class Step:
         return self.metrics["loss"].item()
 
     def trace_nonfinite(self, batch: Any) -> str:
-        """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing."""
+        """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing. One rank only."""
+        if self.ranks is not None:
+            return "with several ranks a step is not traced; load the checkpoint on one rank (a mesh of dp=1) and trace this batch there"
         before = random_state(self.device, self.job.generators)
         self._write_scale()
         self.programs.run("agree")
