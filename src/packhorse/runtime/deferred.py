@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from packhorse.errors import UserError
@@ -23,12 +23,14 @@ _OVERWRITE = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "
 
 @dataclass(frozen=True)
 class _Call:
-    """function(*args, **kwargs) -> results. Tensors are stand-ins without memory."""
+    """function(*args, **kwargs) -> results. Tensors are stand-ins without memory. state: of torch's default generator, where it was seeded since the
+    call before."""
 
     function: Any
     args: tuple
     kwargs: dict[str, Any]
     results: tuple
+    state: Tensor | None = None
 
 
 @dataclass
@@ -40,22 +42,32 @@ class Recipe:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
+class NeedsValues(UserError):
+    """The construction of a model looks at values of its tensors, so that they cannot be made later."""
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.recipe, self.state = recipe, recipe.state
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        seeded = None
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            with _disable_current_modes():
+                now = torch.get_rng_state()
+                if not torch.equal(now, self.state):
+                    seeded = self.state = now
         results = function(*args, **(kwargs or {}))
         made = tuple(leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
-        self.recipe.calls.append(_Call(function, args, kwargs or {}, made))
+        self.recipe.calls.append(_Call(function, args, kwargs or {}, made, seeded))
         return results
 
 
 def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     """The model that make() would build, on the meta device; packhorse.compile gives it its values. Draws nothing and takes no memory.
 
-    Raises UserError if the construction asks for values of its tensors.
+    Raises NeedsValues if the construction asks for values of its tensors.
     """
     recipe = Recipe(torch.get_rng_state())
     try:
@@ -64,7 +76,7 @@ def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     except (RuntimeError, TypeError) as error:
         if type(error).__name__ not in ("DataDependentOutputException", "DynamicOutputShapeException"):
             raise
-        raise UserError(
+        raise NeedsValues(
             f"packhorse.deferred: the construction of this model asks for values of its tensors ({error}), which are made "
             f"later; build it as usual, on a "
             "device that holds it"
@@ -127,7 +139,7 @@ def made(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     before, state = torch.get_rng_state(), recipe.state
     try:
         for index, call in enumerate(recipe.calls):
-            torch.set_rng_state(state)
+            torch.set_rng_state(state if call.state is None else call.state)
             _run(call, held, device, fresh=versions.begins(index))
             state = torch.get_rng_state()
             torch.set_rng_state(before)

@@ -18,6 +18,7 @@ from packhorse.models.bert import bert
 from packhorse.models.gpt import gpt
 from packhorse.models.lstm import LSTM
 from packhorse.models.sizes import Size, find_size
+from packhorse.runtime.deferred import NeedsValues, deferred
 from packhorse.train.config import Config
 from packhorse.train.engine import Batch, Engine, Plan, Step
 from packhorse.train.optimizer import make_optimizer
@@ -46,6 +47,17 @@ def build_model(config: Config, device: str = "cpu") -> nn.Module:
             pre_norm = options.size is not None and find_size("bert", options.size).pre_norm
             return bert(replace(size, pre_norm=pre_norm), dropout=options.dropout)
         return gpt(size, dropout=options.dropout)
+
+
+def build_for_ranks(config: Config) -> nn.Module:
+    """As `build_model`, for one of several ranks: without memory where that can be, its values are made when it is compiled and no rank holds all of
+    them. Weights that are read from a file, and models whose construction looks at values, are built as usual."""
+    if config.model.weights is not None:
+        return build_model(config)
+    try:
+        return deferred(lambda: build_model(config))
+    except NeedsValues:
+        return build_model(config)
 
 
 def _build_hugging_face(config: Config, device: str) -> nn.Module:

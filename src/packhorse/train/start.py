@@ -11,6 +11,7 @@ from packhorse.data import Corpus, load_corpus, needs_tokenizing
 from packhorse.mesh import Mesh
 from packhorse.runtime.ranks import Ranks
 from packhorse.train.build import (
+    build_for_ranks,
     build_model,
     build_optimizer,
     build_plan,
@@ -61,7 +62,7 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
     corpus = first_ahead(ranks, lambda: _load_data(config, folder, console, here.rank, dry_run=dry_run))
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    model = together(ranks, lambda: build_model(config, "meta" if dry_run else "cpu"))
+    model = together(ranks, lambda: build_model(config, "meta" if dry_run else "cpu") if ranks is None else build_for_ranks(config))
     optimizer = build_optimizer(config, model)
     scheduler = make_scheduler(config.schedule, optimizer)
     plan = together(ranks, lambda: build_plan(config, engine, model, optimizer, here.rank))
@@ -111,7 +112,7 @@ def _joined(config: Config, here: Launched) -> Ranks:
 
 def _require_fit(peak_bytes: int, model: nn.Module, here: Launched, ranks: Ranks | None) -> None:
     """Raises UserError if the steps of all ranks on this machine need more memory than it has free."""
-    own = torch.tensor([peak_bytes, sum(t.nbytes for t in [*model.parameters(), *model.buffers()])])
+    own = torch.tensor([peak_bytes, sum(t.nbytes for t in [*model.parameters(), *model.buffers()] if t.device.type != "meta")])
     every = own.view(1, 2) if ranks is None else ranks.all_gather(own, "bytes")
     peaks, held = every[list(here.neighbours)].sum(0).tolist()
     together(ranks, lambda: require_fit(peaks, held, free_bytes(), here.local_num_ranks))
