@@ -48,6 +48,17 @@ def test_a_hugging_face_loop(tmp_path, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
 
 
+def test_a_rank_of_1024(capsys):
+    names = {"torch": torch, "ph": ph}
+    exec(block("ph.Mesh(dp=1024)"), names)
+    out, plan = capsys.readouterr().out, names["plan"]
+    psi = sum(p.numel() for p in names["model"].parameters())
+    assert "gathered parameters" in out and "sent to other ranks" in out
+    # fp32: parameters, gradients and two moments, a 1,024th of each, and padding of at most 64 bytes a shard and unit
+    assert 16 * psi / 1024 <= plan.persistent_bytes <= 16 * psi / 1024 + 40 * 4 * 64 + 2000
+    assert plan.comm_bytes == pytest.approx(3 * 4 * psi * 1023 / 1024, rel=0.02)
+
+
 def test_the_recipe_in_sixteen_bits():
     from torch.nn.utils import clip_grad_norm_
 
