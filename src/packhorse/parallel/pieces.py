@@ -6,8 +6,8 @@ between them, is that shard's stream: the elements that are sent to its owner.
 
 from collections.abc import Sequence
 
-# Memory for communication, whatever the size of the model (C_B of ZeRO-R, section 6.2); gradients are reduced when they are so many bytes.
-BUCKET_BYTES = 4 << 20
+# Memory of one reduction, whatever the size of the model (C_B of ZeRO-R, section 6.2); gradients are reduced when they are so many bytes.
+BUCKET_BYTES = 2 << 20
 
 
 def own_pieces(offsets: Sequence[int], sizes: Sequence[int], shard: int, rank: int) -> list[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay
 
 BUCKET = ".bucket."  # begins the name of what a reduction sends and receives through
+UNDER_WAY = 2  # reductions at one time
 GATHERED = 2  # units whose parameters are whole at one time: the one in use, and the one that is on its way
 
 
@@ -316,34 +317,31 @@ def _with_gather_waits(graph: Graph, zero: Zero) -> Graph:
 
 
 def _with_waits(nodes: list[Node], zero: Zero) -> list[Node]:
-    """A wait for each reduction or gather of updated parameters: before the next of them starts, so that one is under way at a time, and before
-    what reads its result."""
+    """A wait for each reduction or gather of updated parameters: before the next but one of them starts, so that UNDER_WAY are at a time, and before
+    what reads its result, which comes as late."""
     found: list[Node] = []
-    open_: tuple[Node, set[str]] | None = None
+    open_: list[tuple[Node, set[str], list[Node]]] = []  # start, what it makes, who reads that
 
     def close() -> None:
-        nonlocal open_
-        if open_ is not None:
-            start = open_[0]
-            # what is reduced in place has left its arguments when it starts
-            in_place = start.op.startswith((REDUCE_SCATTER_OWN, ALL_REDUCE))
-            reads = [arg.name for arg in start.args if isinstance(arg, Ref) and not in_place]
-            found.append(replace(zero.waiting(str(dict(start.kwargs)["tag"]), *reads, *(v.name for v in start.outputs if v)), phase=start.phase))
-            open_ = None
+        start, _, readers = open_.pop(0)
+        # what is reduced in place has left its arguments when it starts
+        in_place = start.op.startswith((REDUCE_SCATTER_OWN, ALL_REDUCE))
+        reads = [arg.name for arg in start.args if isinstance(arg, Ref) and not in_place]
+        wait = zero.waiting(str(dict(start.kwargs)["tag"]), *reads, *(v.name for v in start.outputs if v))
+        found.extend([replace(wait, phase=start.phase), *readers])
 
-    adds: list[Node] = []
     for node in nodes:
-        starts = node.op == ALL_GATHER_OTHERS or node.op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
         reads = set(node.arg_names())
-        if open_ is not None and reads & open_[1]:
-            adds.append(node)  # adds up what is on its way: after the wait
+        source = next((readers for _, makes, readers in open_ if reads & makes), None)
+        if source is not None:
+            source.append(node)
             continue
-        if starts:
+        starts = node.op == ALL_GATHER_OTHERS or node.op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
+        if starts and len(open_) == UNDER_WAY:
             close()
-            found += adds
-            adds = []
         found.append(node)
         if starts:
-            open_ = (node, {v.name for v in node.outputs if v is not None})
-    close()
-    return [*found, *adds]
+            open_.append((node, {v.name for v in node.outputs if v is not None}, []))
+    while open_:
+        close()
+    return found
