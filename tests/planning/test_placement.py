@@ -35,14 +35,19 @@ PLACES = {("param", "w"): ("p", 0, (1,)), ("grad", "w"): ("g", 64, (1,)), ("buff
 
 
 def test_a_result_takes_over_an_argument_that_dies_and_an_output_goes_straight_home():
-    found = homes(
+    text = (
         f"graph g\n{W}%a: f32[16] = aten.exp.default(%w)  # forward\n%b: f32[16] = aten.tanh.default(%a)  # forward\n"
-        '%c: f32[16] = aten.mul.Tensor(%b, %w)  # backward\noutput %c = grad "w"\n',
-        PLACES,
+        '%c: f32[16] = aten.{}(%b, %w)  # backward\noutput %c = grad "w"\n'
     )
+    found = homes(text.format("mm.default"), PLACES)
     assert [(s.name, s.space, s.lower, s.upper, s.roots) for s in found.storages] == [("a", "arena", 0, 3, ("a", "b"))]
     assert (found.homes["c"].space, found.homes["c"].key, found.homes["c"].offset) == ("persistent", "g", 64)
     assert not found.copies
+    # what the output may take over is made there too, and so on, where the program finds nothing of worth
+    found = homes(text.format("mul.Tensor"), PLACES)
+    assert not found.storages and not found.copies
+    assert {(found.homes[name].key, found.homes[name].offset) for name in "abc"} == {("g", 64)}
+    assert [s.roots for s in homes(text.format("mul.Tensor"), PLACES, in_place=False).storages] == [("a",), ("b",)]
 
 
 def test_an_argument_that_lives_on_is_not_taken_over():

@@ -62,8 +62,8 @@ class Placement:
 
 
 class _Placer:
-    def __init__(self, graph: Graph, places: Places):
-        self.graph, self.places = graph, places
+    def __init__(self, graph: Graph, places: Places, in_place: bool = True):
+        self.graph, self.places, self.in_place = graph, places, in_place
         self.values = graph.values
         self.homes: dict[str, Home] = {}
         self.living: dict[Home, list[str]] = {}  # persistent home -> the roots in it
@@ -150,17 +150,19 @@ class _Placer:
         )
 
     def _make_argument_there(self, result: Value, home: Home, strides: tuple[int, ...], before: Value | None) -> None:
-        """What a kernel changes in place, or may, is made where its result persists, if nobody else reads it; and so on."""
+        """What a kernel changes in place is made where its result persists, if nobody else reads it; and so on. So is what it may take over, where
+        the program finds nothing of worth in that place."""
         time = self.maker[result.root]
         node = self.graph.nodes[time]
         row = operator(node.op)
-        of_first = [(0, position) for position in row.in_place if position < len(node.args)]
+        empty = self.in_place and before is None and self.living[home] == [result.root]
+        of_first = [(0, position) for position in row.in_place if position < len(node.args)] if empty else []
         for index, position in (*row.updates, *of_first):
             out, arg = node.outputs[index], node.args[position]
             if out is None or out.name != result.root or not isinstance(arg, Ref):
                 continue
             value = self.values[arg.name]
-            last = self.last_read.get(value.root, -1) == time
+            last = self.last_read.get(value.root, -1) == time and all(self.values[o.name].root != value.root for o in self.graph.outputs)
             if not last or value.root in self.homes or not self._takes_over_or_updates(node, (index, position), value, out):
                 continue
             self.living[home].remove(result.root)
@@ -261,7 +263,7 @@ def same_layout(shape: tuple[int, ...], ours: tuple[int, ...], theirs: tuple[int
 
 def place(graph: Graph, places: Places, in_place: bool = True) -> Placement:
     """Homes for every root of the graph. `places`: (role, target) -> (run, byte offset) of what persists."""
-    placer = _Placer(graph, places)
+    placer = _Placer(graph, places, in_place)
     placer.place_inputs()
     placer.place_updates()
     placer.place_outputs()
