@@ -9,21 +9,22 @@ import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
 from packhorse.capture.batch import canonical, signature, tensors_of
-from packhorse.capture.capture import capture
+from packhorse.capture.capture import Captured, capture
 from packhorse.capture.dtypes import SHORT
-from packhorse.capture.flat_storage import Widths, flat_storage
+from packhorse.capture.flat_storage import Owned, Widths, flat_storage
 from packhorse.capture.precision import PRECISIONS, is_narrow
 from packhorse.capture.trace import distinct
 from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
 from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
+from packhorse.graph.ir import Graph
 from packhorse.mesh import Mesh
 from packhorse.parallel.partition import Partition
 from packhorse.parallel.units import units_of
 from packhorse.parallel.zero import Zero, gather_updated, loss_graph
 from packhorse.planning.budget import budget_bytes
 from packhorse.planning.choose import make_plan
-from packhorse.planning.persistent import holds_models_own
+from packhorse.planning.persistent import Persistent, holds_models_own
 from packhorse.planning.plan import Options, Plan
 from packhorse.recompute.table import METHODS
 from packhorse.runtime.job import Job, group_structure, modes_of
@@ -92,9 +93,29 @@ def plan(
     captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1)
     partition = None if mesh.dp == 1 else Partition(zero_stage, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
     persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition)
-    if partition is not None and num_micro_batches == 1:  # nothing reads a gradient of the step before
-        persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
-    zero = None if partition is None else Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths)[0])
+    zero = None
+    if partition is not None:
+        if num_micro_batches == 1 and share:  # nothing reads a gradient of the step before
+            persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
+        zero = Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths)[0])
+    graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
+    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
+    constants, generators = captured.constants, captured.generators
+    job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
+    return make_plan(graphs, persistent, options, load_device(device), job, zero)
+
+
+def _graphs(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    captured: Captured,
+    persistent: Persistent,
+    owned: list[Owned],
+    clip_norm: float | None,
+    num_micro_batches: int,
+    zero: Zero | None,
+) -> dict[str, Graph]:
+    """Program name -> its graph, in the order of a step."""
     graphs = {
         "agree": agreement_graph(persistent),
         **captured.micro_batches(zero.names(num_micro_batches) if zero else ("first", "next")),
@@ -102,19 +123,17 @@ def plan(
         "norm": norm_graph(model, persistent, clip_norm, zero),
         "update": update_graph(optimizer, persistent, owned),
     }
-    if zero is not None:
-        graphs |= {name: gather_updated(graph, zero) for name in ("agree", "update") if (graph := graphs[name]) is not None}
-    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
-    constants, generators = captured.constants, captured.generators
-    job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
-    return make_plan({name: graph for name, graph in graphs.items() if graph is not None}, persistent, options, load_device(device), job, zero)
+    there = {name: graph for name, graph in graphs.items() if graph is not None}
+    return there if zero is None else {name: gather_updated(graph, zero) if name in ("agree", "update") else graph for name, graph in there.items()}
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
     """The step of `plan`, ready to run: allocates exactly the plan's bytes and makes the model's tensors views of them.
 
-    scheduler: a torch.optim.lr_scheduler; its step() is called after each optimizer step.
-    Raises UserError if the model is on meta, or is not the one that was planned, or the scheduler wants to see a metric.
+    scheduler: a torch.optim.lr_scheduler; its step() is called after each optimizer step. With several ranks it joins them (torch.distributed, as the
+    launcher says), takes rank 0's values, and leaves the model's own parameters on meta.
+    Raises UserError if the model is on meta and not made by `packhorse.deferred`, or is not the one that was planned, or the scheduler wants to see a
+    metric, or the ranks were given different things.
     """
     if not isinstance(plan, Plan):
         raise UserError(f"packhorse.compile(model, plan): the second argument is a {type(plan).__name__}, expected what packhorse.plan returns")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from packhorse.checkpoint.layout import REPLACED_PREFIX, STEP_PREFIX, step_of
 from packhorse.checkpoint.read import verify_checkpoint
-from packhorse.checkpoint.together import is_first, on_first
 from packhorse.errors import CheckpointError
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import from_first, is_first
 
 
 def newest_checkpoint(root: Path, report: Callable[[str], None] = print, ranks: Ranks | None = None) -> Path | None:
@@ -15,7 +15,7 @@ def newest_checkpoint(root: Path, report: Callable[[str], None] = print, ranks: 
 
     With several ranks all get the same answer: rank 0 says what there is in its `root`, each reads its share of the files, and rank 0 reports.
     """
-    for path in map(Path, on_first(ranks, lambda: _newest_first(root))):
+    for path in map(Path, from_first(ranks, lambda: _newest_first(root))):
         try:
             verify_checkpoint(path, ranks)
         except CheckpointError as error:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from packhorse.checkpoint.layout import MANIFEST, Manifest, check_pieces, decode_manifest, replaced_path
 from packhorse.checkpoint.stream import DTYPES
-from packhorse.checkpoint.together import together
 from packhorse.errors import CheckpointError
 from packhorse.graph.ir import contiguous_strides
 from packhorse.planning.placement import same_layout
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import of_each
 from packhorse.runtime.transport import memory_order
 
 _CHUNK_BYTES = 4 * 2**20
@@ -111,7 +111,7 @@ def verify_checkpoint(folder: Path, ranks: Ranks | None = None) -> Manifest:
         check_pieces(found, whole / MANIFEST)
         return digest
 
-    digests = together(ranks, check)
+    digests = of_each(ranks, check)
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise CheckpointError(

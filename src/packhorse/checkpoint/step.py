@@ -10,12 +10,12 @@ from torch import Tensor
 
 from packhorse.checkpoint.read import Checkpoint, open_checkpoint
 from packhorse.checkpoint.stream import DTYPES
-from packhorse.checkpoint.together import on_first, together
 from packhorse.checkpoint.write import write_checkpoint
 from packhorse.errors import CheckpointError
 from packhorse.runtime.held import Piece
 from packhorse.runtime.rank_random import as_rank_0s, of_other_ranks
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import from_first, together
 
 
 class Stateful(Protocol):
@@ -46,7 +46,7 @@ def load(path: str | PathLike[str], step: Stateful) -> dict[str, Any]:
     tensors have other names, shapes or dtypes; the first difference is named.
     """
     ranks = _ranks(step)
-    path = Path(on_first(ranks, lambda: abspath(path)))
+    path = Path(from_first(ranks, lambda: abspath(path)))
     saved = open_checkpoint(path, ranks)
     if set(saved.manifest.meta) != {"step", "extra"}:
         raise CheckpointError(f"{path} was not saved by packhorse.save; load one that was")

@@ -29,12 +29,12 @@ from packhorse.checkpoint.layout import (
 )
 from packhorse.checkpoint.read import verify_checkpoint
 from packhorse.checkpoint.stream import dtype_name, write_tensors
-from packhorse.checkpoint.together import is_first, on_first, together
 from packhorse.errors import CheckpointError
 from packhorse.graph.ir import contiguous_strides
 from packhorse.planning.placement import same_layout
 from packhorse.runtime.held import Piece
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import from_first, is_first, of_each, together
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor | Piece], meta: Mapping[str, Any], ranks: Ranks | None = None) -> None:
@@ -47,10 +47,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor | Piece], meta: 
     Raises CheckpointError, on every rank, if one's disk is full, a folder cannot be written, `folder` exists and is not a checkpoint, or a tensor or
     value cannot be stored. What was there before is there after.
     """
-    folder = Path(on_first(ranks, lambda: os.path.abspath(folder)))
+    folder = Path(from_first(ranks, lambda: os.path.abspath(folder)))
     with staged(folder, ranks) as staging:
-        reports = together(ranks, lambda: _write_own(staging, folder, tensors, ranks))
-        on_first(ranks, lambda: commit(staging, folder, _manifest(reports, dict(meta))))
+        reports = of_each(ranks, lambda: _write_own(staging, folder, tensors, ranks))
+        together(ranks, lambda: commit(staging, folder, _manifest(reports, dict(meta))) if is_first(ranks) else None)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def staged(folder: Path, ranks: Ranks | None = None) -> Iterator[Path]:
         return str(staging)
 
     try:
-        yield Path(on_first(ranks, begin))
+        yield Path(from_first(ranks, begin))
     finally:
         if is_first(ranks):
             shutil.rmtree(staging, ignore_errors=True)
@@ -94,11 +94,11 @@ def prune_checkpoints(
     deletes and reports, and its `root` counts.
     """
     assert keep_last >= 1
-    steps = [(step, Path(path)) for step, path in on_first(ranks, lambda: _steps(root))]
+    steps = [(step, Path(path)) for step, path in from_first(ranks, lambda: _steps(root))]
     if not steps:
         return []
     reason = _damage(steps[-1][1], ranks)
-    return [Path(path) for path in on_first(ranks, lambda: _prune(root, steps, reason, keep_last, keep_every, report))]
+    return [Path(path) for path in from_first(ranks, lambda: _prune(root, steps, reason, keep_last, keep_every, report))]
 
 
 def _steps(root: Path) -> list[tuple[int, str]]:

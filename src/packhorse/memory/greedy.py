@@ -26,7 +26,7 @@ from packhorse.memory.occupied import Occupied
 from packhorse.units import align_up
 
 Order = Callable[[Sequence[Buffer]], list[int]]
-Rule = Callable[[Sequence[Buffer], Sequence[int], int], list[int]]
+Rule = Callable[..., list[int]]  # (buffers, order, alignment) -> offsets; those that fill gaps take `fixed` too
 Fixed = Sequence[tuple[Buffer, int]]  # buffers that lie at given offsets already
 MANY = 8_000  # buffers, from which on a tree finds gaps faster than a pass over all
 OPEN_END = int(np.iinfo(np.int64).max // 2)

@@ -8,18 +8,7 @@ from dataclasses import replace
 from packhorse.errors import UserError
 from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer, Layout
-from packhorse.memory.greedy import (
-    METHODS,
-    Fixed,
-    best_fit,
-    by_area,
-    by_contention,
-    by_lifespan,
-    by_size,
-    by_size_and_lifespan,
-    by_start,
-    first_fit,
-)
+from packhorse.memory.greedy import METHODS, Fixed, best_fit, first_fit
 from packhorse.memory.solver import solve
 from packhorse.memory.wheel import squeaky_wheel
 from packhorse.units import align_up
@@ -90,12 +79,9 @@ def lay_out_around(fixed: Fixed, buffers: Sequence[Buffer], alignment: int = 64)
     bound = max(end, lower_bound([*buffers, *taken], alignment))
     above = lay_out(buffers, alignment=alignment)
     best = Layout({name: end + offset for name, offset in above.offsets.items()}, end + above.height, bound, alignment, "above")
-    for rule_name, rule in (("first_fit", first_fit), ("best_fit", best_fit)):
-        for order in (by_lifespan, by_size, by_size_and_lifespan, by_area, by_contention, by_start):
-            if best.height <= bound:
-                return best
-            offsets = rule(buffers, order(buffers), alignment, fixed)
-            found = _layout(buffers, offsets, bound, alignment, f"{rule_name}/{order.__name__.removeprefix('by_')}, around")
+    for name, (place, order) in METHODS.items():
+        if best.height > bound and place in (first_fit, best_fit):
+            found = _layout(buffers, place(buffers, order(buffers), alignment, fixed), bound, alignment, f"{name}, around")
             found = replace(found, height=max(found.height, end))
             best = found if found.height < best.height else best
     return best

@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Graph, Input, Node, Output, Ref, Value
-from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, MAX_REDUCED, REDUCE_SCATTER, REDUCE_SCATTER_OWN, VIEWS, WAIT
+from packhorse.graph.operators import (
+    ALL_GATHER,
+    ALL_GATHER_OTHERS,
+    ALL_REDUCE,
+    MAX_REDUCED,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_OWN,
+    VIEWS,
+    WAIT,
+    is_collective,
+)
 from packhorse.parallel.partition import Partition
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.planning.persistent import Persistent, Run
@@ -120,7 +130,7 @@ def reduce_gradients(graph: Graph, zero: Zero, is_first: bool) -> Graph:
     after: dict[int, list[Node]] = {}
     inputs, outputs = list(graph.inputs), [out for out in graph.outputs if out not in found]
     seen: set[str] = set()
-    for run, group in _groups(found, home):
+    for run, group in _groups(found, home, slots):
         ready = max(maker[graph.values[out.name].root] for out in group)
         nodes = after.setdefault(ready, [])
         names = []
@@ -174,7 +184,7 @@ def _reduction(run: Run, group: list[Output], names: list[str], slots: dict[str,
     return zero.collective(op, args, (*(value for _, value in sums), bucket), tag, *more, phase="backward"), sums
 
 
-def _groups(found: list[Output], home: dict[str, Run]) -> Iterable[tuple[Run, list[Output]]]:
+def _groups(found: list[Output], home: dict[str, Run], slots: dict[str, Value]) -> Iterable[tuple[Run, list[Output]]]:
     """Gradients that are reduced together: of one run, in the order in which the backward pass makes them, until they fill a bucket."""
     open_: dict[str, tuple[list[Output], int]] = {}
     closed: list[tuple[int, Run, list[Output]]] = []
@@ -182,8 +192,7 @@ def _groups(found: list[Output], home: dict[str, Run]) -> Iterable[tuple[Run, li
         run = home[out.target]
         group, held = open_.pop(run.name, ([], 0))
         group = [*group, out]
-        slot = next(s for s in run.layout.slots if s.target == out.target)
-        held += slot.value.extent_bytes
+        held += slots[out.target].extent_bytes
         if held >= BUCKET_BYTES or len(group) == MAX_REDUCED:
             closed.append((place, run, group))
         else:
@@ -336,7 +345,7 @@ def _with_waits(nodes: list[Node], zero: Zero) -> list[Node]:
         if source is not None:
             source.append(node)
             continue
-        starts = node.op == ALL_GATHER_OTHERS or node.op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
+        starts = is_collective(node.op) and node.op not in (ALL_GATHER, WAIT)
         if starts and len(open_) == UNDER_WAY:
             close()
         found.append(node)

@@ -65,6 +65,7 @@ class _Placer:
     def __init__(self, graph: Graph, places: Places, in_place: bool = True):
         self.graph, self.places, self.in_place = graph, places, in_place
         self.values = graph.values
+        self.handed = {self.values[out.name].root for out in graph.outputs if out.role != "random"}  # roots of what the graph hands out
         self.homes: dict[str, Home] = {}
         self.living: dict[Home, list[str]] = {}  # persistent home -> the roots in it
         self.group: dict[str, str] = {}  # root -> the root that founded its storage
@@ -162,7 +163,7 @@ class _Placer:
             if out is None or out.name != result.root or not isinstance(arg, Ref):
                 continue
             value = self.values[arg.name]
-            last = self.last_read.get(value.root, -1) == time and all(self.values[o.name].root != value.root for o in self.graph.outputs)
+            last = self.last_read.get(value.root, -1) == time and value.root not in self.handed
             if not last or value.root in self.homes or not self._takes_over_or_updates(node, (index, position), value, out):
                 continue
             self.living[home].remove(result.root)

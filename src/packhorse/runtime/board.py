@@ -65,8 +65,7 @@ class Board:
             gone = "another rank" if error.peer is None else f"rank {error.peer}"
             text = (
                 f"{gone} is gone without a word: it was killed, or its machine or the network failed ({here}; {error.seen}); "
-                f"see what the launcher says "
-                "of it, and start the same command again: it continues from the last checkpoint"
+                "see what the launcher says of it, and start the same command again: it continues from the last checkpoint"
             )
         explained = PeerError(error.peer, error.seen, error.collective)
         explained.args = (text,)

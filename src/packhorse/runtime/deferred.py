@@ -78,8 +78,7 @@ def deferred(make: Callable[[], nn.Module]) -> nn.Module:
             raise
         raise NeedsValues(
             f"packhorse.deferred: the construction of this model asks for values of its tensors ({error}), which are made "
-            f"later; build it as usual, on a "
-            "device that holds it"
+            "later; build it as usual, on a device that holds it"
         ) from error
     empty: dict[int, Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=True):

@@ -78,14 +78,12 @@ class Ranks:
             if steps[rank] != steps[0]:
                 raise UserError(
                     f"rank 0 is at step {steps[0]} and rank {rank} at step {steps[rank]}: every rank has to take every step; give "
-                    f"all of them as many "
-                    "batches, and load the same checkpoint on all"
+                    "all of them as many batches, and load the same checkpoint on all"
                 )
             if what[rank] != what[0]:
                 raise UserError(
                     f"step {steps[0]}: rank {rank} is about to run other collectives than rank 0, because its model or batch is of "
-                    f"another kind; give "
-                    "every rank batches of the same structure, and the same model"
+                    "another kind; give every rank batches of the same structure, and the same model"
                 )
 
 

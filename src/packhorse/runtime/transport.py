@@ -67,19 +67,17 @@ class Transport:
         self.started.clear()
 
     def _work(self) -> None:
-        broken: PeerError | None = None  # a group does not survive a failed collective
+        broken: Exception | None = None  # a group does not survive a failed collective
         while True:
             started = self.queue.get()
             if broken is None:
                 try:
                     with torch.inference_mode():
                         started.collective(*started.args)
-                except PeerError as error:
-                    error.collective = started.tag
+                except Exception as error:  # raised where it is waited for
                     broken = error
-                except Exception as error:  # told to who waits
-                    broken = PeerError(None, _plain(error), started.tag)
-                    broken.__cause__ = error
+                    if isinstance(error, PeerError):
+                        error.collective = started.tag
             started.error = broken
             started.args = ()
             started.ended.set()
@@ -231,4 +229,4 @@ class _Started:
     def __init__(self, tag: str, collective: Callable[..., None], args: tuple):
         self.tag, self.collective, self.args = tag, collective, args
         self.ended = Event()
-        self.error: PeerError | None = None
+        self.error: Exception | None = None

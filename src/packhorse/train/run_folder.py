@@ -12,9 +12,9 @@ from packhorse.checkpoint.layout import step_of
 from packhorse.checkpoint.write import set_aside
 from packhorse.errors import CheckpointError, ConfigError
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import from_first
 from packhorse.train.config import Config
 from packhorse.train.config_file import differing_keys, format_config, load_config
-from packhorse.train.together import from_first
 
 
 @dataclass(frozen=True)

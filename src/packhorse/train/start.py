@@ -10,6 +10,7 @@ from torch import nn
 from packhorse.data import Corpus, load_corpus, needs_tokenizing
 from packhorse.mesh import Mesh
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import first_ahead, from_first, together
 from packhorse.train.build import (
     build_for_ranks,
     build_model,
@@ -34,7 +35,6 @@ from packhorse.train.report import print_report
 from packhorse.train.run_folder import RunFolder
 from packhorse.train.sinks import open_sinks, require_sinks
 from packhorse.train.stop import StopSignal
-from packhorse.train.together import first_ahead, from_first, together
 from packhorse.train.trainer import Trainer
 
 _BEFORE_TRAINING = timedelta(days=2)  # that ranks wait for rank 0, which may tokenize a large corpus

@@ -18,6 +18,7 @@ from torch import Tensor
 from packhorse.checkpoint import load, prune_checkpoints, save
 from packhorse.data import Corpus
 from packhorse.errors import CheckpointError, DataError, NonFiniteError
+from packhorse.runtime.together import from_first, together
 from packhorse.train.build import training_batch, validation_batches
 from packhorse.train.config import Config
 from packhorse.train.console import Console, eval_fields, step_fields
@@ -27,7 +28,6 @@ from packhorse.train.metrics import MetricsFile, Record
 from packhorse.train.run_folder import RunFolder
 from packhorse.train.schedule import learning_rate
 from packhorse.train.stop import StopSignal
-from packhorse.train.together import from_first, together
 from packhorse.train.trial import trial_save
 from packhorse.units import format_bytes
 

@@ -11,8 +11,8 @@ from packhorse.checkpoint.layout import STAGING_PREFIX
 from packhorse.checkpoint.step import Stateful
 from packhorse.errors import CheckpointError
 from packhorse.runtime.ranks import Ranks
+from packhorse.runtime.together import from_first
 from packhorse.train.config import RunConfig
-from packhorse.train.together import from_first
 from packhorse.units import format_bytes
 
 

@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 
 from packhorse.errors import ConfigError, PeerError, UserError
-from packhorse.train.together import first_ahead, from_first, together
+from packhorse.runtime.together import first_ahead, from_first, together
 
 pytestmark = pytest.mark.cpu
 

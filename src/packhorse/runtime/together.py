@@ -1,4 +1,4 @@
-"""What one rank of a run finds out, all ranks learn: they go on together, or fail together in the same words. `ranks` None: this process is alone."""
+"""What one rank of a job finds out, all ranks learn: they go on together, or fail together in the same words. `ranks` None: this process is alone."""
 
 import json
 from collections.abc import Callable
@@ -17,6 +17,12 @@ def together(ranks: Ranks | None, work: Callable[[], Found]) -> Found:
     Raises UserError, on all ranks, if one of them did: that of the first such rank, which its number goes before unless all say the same.
     """
     return work() if ranks is None else _together(ranks, work, True)
+
+
+def of_each(ranks: Ranks | None, work: Callable[[], Any]) -> list[Any]:
+    """Runs `work` on every rank and returns to all what each rank's returned, which is JSON-able, in the order of the ranks. Raises as `together`."""
+    found = together(ranks, work)
+    return [found] if ranks is None else [json.loads(text) for text in ranks.texts(json.dumps(found), "answers")]
 
 
 def from_first(ranks: Ranks | None, work: Callable[[], Any]) -> Any:
@@ -38,6 +44,11 @@ def first_ahead(ranks: Ranks | None, work: Callable[[], Found]) -> Found:
     return found
 
 
+def is_first(ranks: Ranks | None) -> bool:
+    """This process is rank 0, or alone."""
+    return ranks is None or ranks.rank == 0
+
+
 def _together(ranks: Ranks, work: Callable[[], Found], numbered: bool) -> Found:
     failure: UserError | None = None
     try:
@@ -46,7 +57,7 @@ def _together(ranks: Ranks, work: Callable[[], Found], numbered: bool) -> Found:
         raise  # there is nobody left to tell
     except UserError as error:
         failure = error
-    own = None if failure is None else [type(failure).__name__, str(failure)]
+    own = None if failure is None else [type(failure).__name__, str(failure)]  # JSON: nothing that comes from elsewhere is unpickled
     heard = [json.loads(text) for text in ranks.texts(json.dumps(own), "errors")]
     if all(said is None for said in heard):
         return found
