@@ -10,22 +10,33 @@ import torch
 
 from packhorse.checkpoint import read_checkpoint
 from packhorse.checkpoint.reshard import reshard
+from shared import once
 
 pytestmark = pytest.mark.cpu
 JOBS = Path(__file__).with_name("several_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
+def jobs(tmp_path_factory):
+    """Folder of all jobs, and name of a set of jobs -> the exit codes of their ranks."""
+
+    def make():
+        root = tmp_path_factory.mktemp("ranks")
+        ran = subprocess.run([sys.executable, JOBS, root], capture_output=True, text=True, timeout=500)
+        assert ran.returncode == 0, ran.stderr
+        return [str(root), json.loads(ran.stdout)]
+
+    return once(tmp_path_factory, "checkpoints of ranks", make)
 
 
 @pytest.fixture(scope="module")
-def codes(root):
-    """Name of a set of jobs -> the exit codes of their ranks."""
-    ran = subprocess.run([sys.executable, JOBS, root], capture_output=True, text=True, timeout=500)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+def root(jobs):
+    return Path(jobs[0])
+
+
+@pytest.fixture(scope="module")
+def codes(jobs):
+    return jobs[1]
 
 
 def losses(root, name):
