@@ -8,7 +8,7 @@ class Partition:
     """Model states over `num_ranks` data parallel ranks, seen by the rank numbered `rank`.
 
     stage 0: every rank holds everything. 1 (P_os): optimizer states and master weights are sharded. 2 (P_os+g): gradients too. 3 (P_os+g+p):
-    parameters too. units: parameter name -> what is gathered along with it (parallel/units.py).
+    parameters too. With one rank every stage is 0. units: parameter name -> what is gathered along with it (parallel/units.py).
     """
 
     stage: int
@@ -18,12 +18,12 @@ class Partition:
 
     @property
     def shards_states(self) -> bool:
-        return self.stage >= 1
+        return self.stage >= 1 and self.num_ranks > 1
 
     @property
     def shards_gradients(self) -> bool:
-        return self.stage >= 2
+        return self.stage >= 2 and self.num_ranks > 1
 
     @property
     def shards_parameters(self) -> bool:
-        return self.stage >= 3
+        return self.stage >= 3 and self.num_ranks > 1

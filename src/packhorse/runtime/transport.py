@@ -7,6 +7,7 @@ Collectives run one after another in a thread of their own, in the order in whic
 """
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -27,15 +28,19 @@ class Transport:
     """The ranks of one axis of the mesh. group: a process group of them, this process is its `rank`-th.
 
     sent_bytes: handed to it so far. blocking: every start waits for the end at once, to see what overlapping brings. place: the collective that
-    this rank waits for, or waited for last. look_around: is called during long waits, and may raise.
+    this rank waits for, or waited for last, and since: when that began. look_around: is called during long waits, and may raise. members: what errors
+    call the ranks, by default 0, 1, ...
     """
 
-    def __init__(self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None):
+    def __init__(
+        self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None, members: Sequence[int] | None = None
+    ):
         self.group, self.num_ranks, self.rank, self.look_around = group, num_ranks, rank, look_around
+        self.members = members or range(num_ranks)
         self.others = [r for r in range(num_ranks) if r != rank]
         self.sent_bytes = 0
         self.blocking = False
-        self.place = ""
+        self.place, self.since = "", 0.0
         self.started: dict[str, _Started] = {}
         self.queue: SimpleQueue[_Started] = SimpleQueue()
         # a daemon: a process that ends with an error must not wait for a collective that never comes
@@ -50,7 +55,7 @@ class Transport:
 
     def wait(self, tag: str) -> None:
         """Until it has ended. Raises PeerError if another rank is gone, and what `look_around` raises."""
-        self.place = tag
+        self.place, self.since = tag, time.monotonic()
         started = self.started.pop(tag)
         while not started.ended.wait(LOOK_AROUND_S):
             self.look_around()
@@ -148,14 +153,15 @@ class Transport:
             total.add_(other)
 
     def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[tuple[int, Any]]:
-        """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes."""
+        """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes. Returns (which of `members`
+        is at the other end, what is under way)."""
         works: list[tuple[int, Any]] = []
         for r, tensor in zip(self.others, received):
             if tensor.numel():
-                works.append((r, _told(r, partial(dist.irecv, tensor, group=self.group, group_src=r))))
+                works.append((self.members[r], _told(self.members[r], partial(dist.irecv, tensor, group=self.group, group_src=r))))
         for r, tensor in zip(self.others, sent):
             if tensor.numel():
-                works.append((r, _told(r, partial(dist.isend, tensor, group=self.group, group_dst=r))))
+                works.append((self.members[r], _told(self.members[r], partial(dist.isend, tensor, group=self.group, group_dst=r))))
                 self.sent_bytes += tensor.numel() * tensor.element_size()
         return works
 
