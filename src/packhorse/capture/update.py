@@ -16,6 +16,7 @@ from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Graph, Input, Node, Output, Ref, Value, contiguous_strides
 from packhorse.optim.elementwise import Elementwise, is_fused
 from packhorse.optim.table import check_settings, describe
+from packhorse.parallel.split import Sharding
 from packhorse.parallel.zero import Zero, over_ranks
 from packhorse.planning.persistent import Persistent, Run, holds_models_own, shard_of
 
@@ -91,14 +92,14 @@ def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float 
 
     The norm is the norm of the gradients' norms, in the model's order, as torch.nn.utils.clip_grad_norm_ computes it on gradients in the dtype that
     the optimizer works in. With a loss scale it is that of the unscaled gradients: a power of two may be divided out before or after.
-    With several ranks it is the norm of the ranks' norms, each over the shards of a rank, at every stage of ZeRO.
+    With several ranks it is the norm of the ranks' norms, each over the shards of a rank, at every stage of ZeRO. What tp ranks have alike, the first
+    of them counts.
     """
     metric = {slot.target: slot.value for run in persistent.runs if run.kind == "metrics" for slot in run.slots}
     if "grad_norm" not in metric:
         return None
     nodes: list[Node] = []
-    inputs, widths = _shards_of_gradients(persistent) if zero else _gradients(model, persistent)
-    pieces = tuple(_pieces(run, True) for run in persistent.runs if run.kind == "gradients")
+    inputs, widths, pieces = _shards_of_gradients(persistent, zero.sharding) if zero else (*_gradients(model, persistent), ())
     dtype = metric["grad_norm"].dtype
     scaled = "inverse_scale" in metric
     norm = Value("scaled_norm" if scaled else "grad_norm", dtype, (), ())
@@ -106,7 +107,7 @@ def norm_graph(model: torch.nn.Module, persistent: Persistent, clip_norm: float 
     if zero:
         own = Value("own_norm", dtype, (), ())
         nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths), ("pieces", pieces)), (own,), "update"))
-        every, gathering = over_ranks(own, "norms", zero)
+        every, gathering = over_ranks(own, "norms", zero, "world" if zero.sharding else "dp")
         nodes += gathering
         of, widths = (Ref(every.name),), (dtype,)
     nodes.append(Node("packhorse.grad_norm.default", (of,), (("dtypes", widths),), (norm,), "update"))
@@ -135,11 +136,13 @@ def _gradients(model: torch.nn.Module, persistent: Persistent) -> tuple[list[Inp
     return inputs, tuple(_norm_width(grads[name][1], persistent) for name in order)
 
 
-def _shards_of_gradients(persistent: Persistent) -> tuple[list[Input], tuple[str, ...]]:
-    """This rank's shard of every run of gradients."""
-    runs = [run for run in persistent.runs if run.kind == "gradients"]
-    parts = [_part(run, True) for run in runs]
-    return [Input(value, "grad", target) for value, target in parts], tuple(_norm_width(run, persistent) for run in runs)
+def _shards_of_gradients(persistent: Persistent, sharding: Sharding | None) -> tuple[list[Input], tuple[str, ...], tuple]:
+    """This rank's shard of every run of gradients that it counts, the dtype to take the norm in, and the pieces of each."""
+    counts_whole = sharding is None or sharding.rank == 0  # of what every tp rank has alike
+    runs = [run for run in persistent.runs if run.kind == "gradients" and (counts_whole or run.is_split)]
+    parts = [_part(run, run.num_ranks > 1) for run in runs]
+    inputs = [Input(value, "grad", target) for value, target in parts]
+    return inputs, tuple(_norm_width(run, persistent) for run in runs), tuple(_pieces(run, run.num_ranks > 1) for run in runs)
 
 
 def _norm_width(run: Run, persistent: Persistent) -> str:

@@ -10,6 +10,9 @@ A run of model states is cut into as many equal shards as there are ranks; rank 
 
 Every collective is a node that starts it, and a `wait` node for its end: in between it runs beside the computation, and what it reads and writes is
 alive. All ranks come to the same collectives in the same order, which depends on the model, the mesh and the stage alone.
+
+With tensor parallelism the graphs are those of a tp rank (parallel/split.py), and all of this goes on among the dp ranks that have the same parts.
+One dp rank has nobody to share with: the pass leaves its graphs as they are.
 """
 
 from collections import OrderedDict
@@ -31,6 +34,7 @@ from packhorse.graph.operators import (
 )
 from packhorse.parallel.partition import Partition
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
+from packhorse.parallel.split import Sharding
 from packhorse.planning.persistent import Persistent, Run
 from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay
@@ -42,18 +46,30 @@ GATHERED = 2  # units whose parameters are whole at one time: the one in use, an
 
 @dataclass(frozen=True)
 class Zero:
-    """The pass for the programs of one step. persistent: what this rank holds; whole: what one rank alone would hold, which methods of
-    recomputation count with."""
+    """The pass for the programs of one step. persistent: what this rank holds; whole: what one dp rank alone would hold, which methods of
+    recomputation count with. sharding: how the model lies over tp ranks, if there are several."""
 
     partition: Partition
     persistent: Persistent
     whole: Persistent
+    sharding: Sharding | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """No other dp rank has the same parts of the model."""
+        return self.partition.num_ranks == 1
+
+    def place(self, axis: str) -> tuple[int, int]:
+        """(ranks on an axis of the mesh, which of them this one is)."""
+        dp, dp_rank = self.partition.num_ranks, self.partition.rank
+        tp, tp_rank = (self.sharding.degree, self.sharding.rank) if self.sharding else (1, 0)
+        return {"dp": (dp, dp_rank), "world": (dp * tp, dp_rank * tp + tp_rank)}[axis]
 
     def names(self, num_micro_batches: int) -> tuple[str, ...]:
         """The programs of the micro-batches: where gradients are reduced once a step (stages 0 and 1), the last one is a program of its own."""
         if num_micro_batches == 1:
             return ("first",)
-        if self.partition.shards_gradients:
+        if self.partition.shards_gradients or self.is_alone:
             return ("first", "next")
         return ("first", "last") if num_micro_batches == 2 else ("first", "next", "last")
 
@@ -61,7 +77,7 @@ class Zero:
         """A micro-batch's graph as this rank runs it. ahead: gathers start one unit early."""
         if self.partition.shards_parameters:
             graph = gather_parameters(graph, self, ahead)
-        if self.partition.shards_gradients or name == self.names(num_micro_batches)[-1]:
+        if not self.is_alone and (self.partition.shards_gradients or name == self.names(num_micro_batches)[-1]):
             graph = reduce_gradients(graph, self, name == "first")
         return graph
 
@@ -69,13 +85,23 @@ class Zero:
         """A forward pass as this rank runs it."""
         return gather_parameters(graph, self, False) if self.partition.shards_parameters else graph
 
-    def waiting(self, tag: str, *names: str) -> Node:
+    def waiting(self, tag: str, *names: str, axis: str = "dp") -> Node:
         """Until the collective `tag` has ended, which these values belong to."""
-        return Node(WAIT, tuple(Ref(name) for name in names), (("tag", tag),), (), "update")
+        return Node(WAIT, tuple(Ref(name) for name in names), (("axis", axis), ("tag", tag)), (), "update")
 
-    def collective(self, op: str, args: tuple[Arg, ...], outputs: tuple[Value, ...], tag: str, *more: tuple[str, Arg], phase: str = "update") -> Node:
+    def collective(
+        self,
+        op: str,
+        args: tuple[Arg, ...],
+        outputs: tuple[Value, ...],
+        tag: str,
+        *more: tuple[str, Arg],
+        phase: str = "update",
+        axis: str = "dp",
+    ) -> Node:
         """What starts it."""
-        where = (("axis", "dp"), ("ranks", self.partition.num_ranks), ("rank", self.partition.rank), ("tag", tag))
+        ranks, rank = self.place(axis)
+        where = (("axis", axis), ("ranks", ranks), ("rank", rank), ("tag", tag))
         return Node(op, args, (*where, *more), outputs, phase)
 
 
@@ -98,15 +124,18 @@ def gather_updated(graph: Graph, zero: Zero) -> Graph:
     return Graph(graph.name, graph.inputs, tuple(_with_waits(nodes, zero)), tuple(outputs))
 
 
-def over_ranks(value: Value, name: str, zero: Zero) -> tuple[Value, list[Node]]:
-    """A scalar of every rank as one tensor (ranks,), and the nodes that make it."""
-    every = Value(name, value.dtype, (zero.partition.num_ranks,), (1,))
+def over_ranks(value: Value, name: str, zero: Zero, axis: str = "dp") -> tuple[Value, list[Node]]:
+    """A scalar of every rank of an axis as one tensor (ranks,), and the nodes that make it."""
+    every = Value(name, value.dtype, zero.place(axis)[:1], (1,))
     tag = f"gather {value.name}"
-    return every, [zero.collective(ALL_GATHER, (Ref(value.name),), (every,), tag), zero.waiting(tag, every.name)]
+    return every, [zero.collective(ALL_GATHER, (Ref(value.name),), (every,), tag, axis=axis), zero.waiting(tag, every.name, axis=axis)]
 
 
-def loss_graph(loss: Value, zero: Zero) -> Graph:
-    """The graph "loss": the mean of the ranks' losses, the same on every rank, and the losses themselves."""
+def loss_graph(loss: Value, zero: Zero) -> Graph | None:
+    """The graph "loss": the mean of the dp ranks' losses, the same on every rank, and the losses themselves. None for one dp rank: its loss is that
+    mean. All tp ranks of a dp rank have computed the same loss."""
+    if zero.is_alone:
+        return None
     every, nodes = over_ranks(loss, "losses", zero)
     mean = Value("mean_loss", loss.dtype, (), ())
     nodes.append(Node("aten.mean.default", (Ref(every.name),), (), (mean,), "update"))

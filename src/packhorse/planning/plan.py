@@ -9,7 +9,7 @@ from packhorse.graph.ir import Graph
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.layout import lay_out, lay_out_around
 from packhorse.mesh import Mesh
-from packhorse.parallel.volume import GREETING_BYTES, sent_bytes
+from packhorse.parallel.volume import CHECKSUM_BYTES, GREETING_BYTES, sent_bytes
 from packhorse.parallel.zero import Zero
 from packhorse.planning.flops import graph_flops, node_flops
 from packhorse.planning.persistent import ALIGNMENT, Persistent
@@ -123,7 +123,9 @@ class Plan:
         """Bytes sent by this rank per optimizer step; one rank sends none."""
         if self.zero is None:
             return 0
-        return self._of_step(lambda planned: sent_bytes(planned.graph)) + GREETING_BYTES * (self.options.mesh.world_size - 1)
+        mesh = self.options.mesh
+        greeting = GREETING_BYTES + (CHECKSUM_BYTES if mesh.tp > 1 else 0)
+        return self._of_step(lambda planned: sent_bytes(planned.graph)) + greeting * (mesh.world_size - 1)
 
     @property
     def overhead_flops(self) -> int:

@@ -4,7 +4,7 @@ What lies in the arena or in persistent storage never moves, so those tensors ar
 (external slots) and the caller's batch are looked up while it runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.errors import CheckError, PeerError, UserError
 from packhorse.graph.ir import Const
-from packhorse.graph.operators import is_collective
+from packhorse.graph.operators import is_collective, is_tensor_collective
 from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
@@ -46,7 +46,7 @@ def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
 
 class BoundProgram:
     """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step.
-    generators: those that its Consts name. transport: to the other ranks."""
+    generators: those that its Consts name. axes: axis of the mesh -> the transport over it."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class BoundProgram:
         runs: dict[str, Tensor],
         groups: list[LiveGroup],
         generators: dict[str, Generator] | None = None,
-        transport: Transport | None = None,
+        axes: Mapping[str, Transport] | None = None,
     ):
         self.program, self.arena, self.runs, self.groups, self.generators = program, arena, runs, groups, generators or {}
-        self.transport = transport
+        self.axes = axes or {}
         self.slots: dict[str, Tensor] = {}
         self.batch: dict[str, Tensor] = {}
         self.live = self.peak = 0
@@ -86,8 +86,8 @@ class BoundProgram:
             if done < len(self.steps):
                 self.slots.clear()
                 self.batch.clear()
-                if self.transport is not None:
-                    self.transport.drop()
+                for transport in self.axes.values():
+                    transport.drop()
         high = self.arena.high_water(height, watch_all, floor)
         if watch_all:
             self.seen_high_water = align_up(high or floor, ALIGNMENT)
@@ -118,9 +118,9 @@ class BoundProgram:
             state = kwargs.pop("state", None)
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            if is_collective(instruction.op):
-                assert self.transport is not None
-                call = self._bound(*call_of_collective(instruction.op, instruction.outputs, instruction.args, kwargs, self.transport))
+            if is_collective(instruction.op) or is_tensor_collective(instruction.op):
+                transport, scratch = self.axes[kwargs["axis"]], instruction.scratch
+                call = self._bound(*call_of_collective(instruction.op, instruction.outputs, instruction.args, kwargs, transport, scratch))
             elif instruction.adopts:
                 call = self._bound(overload(instruction.op), instruction.args, kwargs)
             else:

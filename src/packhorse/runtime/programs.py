@@ -2,11 +2,12 @@
 
 import hashlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from packhorse.capture.batch import Signature, check_like, signature, tensors_of
 from packhorse.capture.capture import Captured, capture, capture_evaluation
@@ -34,12 +35,21 @@ class Programs:
     A key is (name,) for what is made once ("agree", "norm", "update"), else (name, signature of the batch, modes of the model, number of the set of
     answers).
 
-    runs: run name -> bytes; grows by the constants of further programs, and `persistent` with it.
+    runs: run name -> bytes; grows by the constants of further programs, and `persistent` with it. generators: all that programs draw from, by name.
+    axes: axis of the mesh -> the transport over it.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, runs: dict[str, Tensor], device: torch.device, transport: Transport | None = None):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: Plan,
+        runs: dict[str, Tensor],
+        device: torch.device,
+        generators: Mapping[str, Generator],
+        axes: Mapping[str, Transport] | None = None,
+    ):
         job: Job = plan.job
-        self.transport = transport
+        self.generators, self.axes = dict(generators), axes
         self.numbers: dict[tuple, int] = {}
         self.model, self.plan, self.job, self.runs, self.device = model, plan, job, runs, device
         self.persistent: Persistent = plan.persistent
@@ -61,10 +71,12 @@ class Programs:
         return {name: self.bound[(name,)].run({})} if (name,) in self.bound else {}
 
     def collectives(self, keys: list[tuple]) -> int:
-        """A number that stands for the collectives of these programs, in order: the same on all ranks that run the same ones."""
+        """A number that stands for the collectives of these programs, in order: the same on all ranks that run the same ones. What they carry may
+        have another shape on each tp rank, and takes no part."""
         if (number := self.numbers.get(tuple(keys))) is not None:
             return number
-        tags = [str(dict(node.kwargs).get("tag", "")) for key in keys for node in self.planned[key].graph.nodes if node.op.startswith("packhorse.")]
+        nodes = [dict(node.kwargs) for key in keys for node in self.planned[key].graph.nodes if node.op.startswith("packhorse.")]
+        tags = [f"{given['axis']} {given['tag']}" for given in nodes if "tag" in given]
         self.numbers[tuple(keys)] = number = int.from_bytes(hashlib.sha256("\n".join(tags).encode()).digest()[:7], "big")
         return number
 
@@ -172,7 +184,7 @@ class Programs:
 
     def bind(self, planned: GraphPlan) -> BoundProgram:
         assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.job.generators, self.transport)
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.generators, self.axes)
 
 
 def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:

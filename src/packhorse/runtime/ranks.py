@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from packhorse.errors import UserError
-from packhorse.mesh import Mesh
+from packhorse.mesh import AXES, Mesh
 from packhorse.runtime.board import Board
 from packhorse.runtime.transport import Transport
 
@@ -20,7 +20,8 @@ TIMEOUT = timedelta(minutes=5)  # that a rank waits for another one
 
 
 class Ranks:
-    """All ranks of the mesh, seen by this one. transport: over the axis `dp`.
+    """All ranks of the mesh, seen by this one. axes: axis of the mesh, "world" being all ranks, -> the transport over it; an axis of one rank has
+    none, and axes over the same ranks share one. transport: over the world.
 
     timeout: that it waits for another rank. purpose: what these collectives are for, where a process has several such objects.
     """
@@ -28,17 +29,47 @@ class Ranks:
     def __init__(self, mesh: Mesh, rank: int, device: torch.device, timeout: timedelta = TIMEOUT, purpose: str = "step"):
         _join(mesh, rank, device)
         self.mesh, self.rank, self.device = mesh, rank, device
-        group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo", timeout=timeout)
         self.board = Board(dist.PrefixStore(f"packhorse {purpose}", dist.distributed_c10d._get_default_store()), rank, mesh.world_size)
-        self.transport = Transport(group, mesh.dp, mesh.dp_rank(rank), self.board.look)
-        self.board.watch(self.transport)
-        self.greeting = torch.zeros(2, dtype=torch.int64, device=device)
-        self.greetings = torch.zeros(mesh.dp, 2, dtype=torch.int64, device=device)
+        self.axes = self._transports(timeout)
+        self.transport = self.axes["world"]
+        self.board.watch(self.transports)
+        words = 2 if mesh.tp == 1 else 3
+        self.greeting = torch.zeros(words, dtype=torch.int64, device=device)
+        self.greetings = torch.zeros(mesh.world_size, words, dtype=torch.int64, device=device)
 
-    def all_gather(self, own: Tensor, tag: str) -> Tensor:
-        """own (n,) of every rank -> (ranks, n)."""
-        whole = torch.empty(self.transport.num_ranks, own.numel(), dtype=own.dtype, device=own.device)
-        self.transport.now(tag, self.transport.all_gather, own, whole)
+    def _transports(self, timeout: timedelta) -> dict[str, Transport]:
+        """Every rank makes every group of the mesh, in one order, and keeps those that it is in."""
+        made: dict[tuple[int, ...], Transport | None] = {}
+        found = {}
+        for axis in AXES:
+            for members in self.mesh.groups(axis):
+                if len(members) == 1:
+                    continue
+                if members not in made:
+                    group = dist.new_group(list(members), timeout, "nccl" if self.device.type == "cuda" else "gloo")
+                    mine = self.rank in members
+                    made[members] = Transport(group, len(members), members.index(self.rank), self.board.look, members) if mine else None
+                if (transport := made[members]) is not None:
+                    found[axis] = transport
+        return found
+
+    @property
+    def transports(self) -> list[Transport]:
+        """Each once."""
+        return list(dict.fromkeys(self.axes.values()))
+
+    @property
+    def sent_bytes(self) -> int:
+        """By this rank so far, over all axes."""
+        return sum(transport.sent_bytes for transport in self.transports)
+
+    def all_gather(self, own: Tensor, tag: str, axis: str = "world") -> Tensor:
+        """own (n,) of every rank of an axis -> (ranks, n)."""
+        if axis not in self.axes:
+            return own.reshape(1, -1)
+        transport = self.axes[axis]
+        whole = torch.empty(transport.num_ranks, own.numel(), dtype=own.dtype, device=own.device)
+        transport.now(tag, transport.all_gather, own, whole)
         return whole
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -65,13 +96,13 @@ class Ranks:
                         f"rank {rank}; start every rank with the same code, model, optimizer and settings (only its part of the batch is its own)"
                     )
 
-    def greet(self, step: int, doing: int) -> None:
-        """Before a step: every rank tells the number of the step and what it is going to run, as a number.
+    def greet(self, step: int, doing: int, batch: int | None = None) -> None:
+        """Before a step: every rank tells the number of the step, what it is going to run, as a number, and with several tp ranks its batch, as one.
 
-        Raises UserError, on every rank, if they differ.
+        Raises UserError, on every rank, if they differ, or the batches of the tp ranks of a dp rank do.
         """
         self.board.step = step
-        self.greeting[0], self.greeting[1] = step, doing
+        self.greeting.copy_(torch.tensor([step, doing, batch][: len(self.greeting)]))
         self.transport.now(f"greeting of step {step}", self.transport.all_gather, self.greeting, self.greetings)
         steps, what = self.greetings[:, 0].tolist(), self.greetings[:, 1].tolist()
         for rank in range(1, len(steps)):
@@ -84,6 +115,14 @@ class Ranks:
                 raise UserError(
                     f"step {steps[0]}: rank {rank} is about to run other collectives than rank 0, because its model or batch is of "
                     "another kind; give every rank batches of the same structure, and the same model"
+                )
+        for group in self.mesh.groups("tp") if self.mesh.tp > 1 else ():
+            batches = self.greetings[group[0] : group[-1] + 1, 2].tolist()
+            if len(set(batches)) > 1:
+                other = next(rank for rank, batch in zip(group, batches) if batch != batches[0])
+                raise UserError(
+                    f"step {steps[0]}: rank {other} was given another batch than rank {group[0]}; ranks {group[0]} to {group[-1]} are tp ranks of one "
+                    f"dp rank and work on one batch: choose a rank's batch by its dp rank (rank // {self.mesh.tp}), not by its rank"
                 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from packhorse.capture.batch import canonical, micro_batches, signature, tensors_of
 from packhorse.capture.generators import generators_of
@@ -19,14 +19,15 @@ from packhorse.graph.ir import Graph
 from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.plan import Plan
 from packhorse.runtime.allocator import AllocatorWatch
+from packhorse.runtime.checksum import checksum
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.held import Piece, numbers, pieces, stacked
 from packhorse.runtime.job import Job
 from packhorse.runtime.loss_scale import LEAST, LossScale
 from packhorse.runtime.plain import from_plain, to_plain
 from packhorse.runtime.programs import Programs
-from packhorse.runtime.random import random_state, set_random_state
-from packhorse.runtime.rank_random import is_random, named, resumed
+from packhorse.runtime.random import default_generator, random_state, set_random_state
+from packhorse.runtime.rank_random import is_random, named, resumed, streams
 from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.sharded import description, gathered, own_runs, spread_model
@@ -70,7 +71,8 @@ class Step:
         else:
             spread_model(model, plan.persistent, self.runs, self.ranks)
         load_constants(plan.persistent, self.runs, job.constants)
-        self.programs = Programs(model, plan, self.runs, self.device, None if self.ranks is None else self.ranks.transport)
+        self.generators = self._generators()
+        self.programs = Programs(model, plan, self.runs, self.device, self.generators, None if self.ranks is None else self.ranks.axes)
         self.loss_scale = LossScale() if job.widths.scaled else None
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
@@ -110,11 +112,12 @@ class Step:
         self.ran = [key for name in around if (key := (name,)) in self.programs.bound] + keys
         sent = 0
         if self.ranks is not None:
-            sent = self.ranks.transport.sent_bytes
-            self.ranks.greet(self.num_steps + 1, self.programs.collectives(keys))
-            before = self.ranks.transport.sent_bytes
+            sent = self.ranks.sent_bytes
+            given = checksum(tensor for micro in micros for tensor in tensors_of(micro)) if self.ranks.mesh.tp > 1 else None
+            self.ranks.greet(self.num_steps + 1, self.programs.collectives(keys), given)
+            before = self.ranks.sent_bytes
             self._agree()  # once, after loading: what it sends is not of this step
-            sent += self.ranks.transport.sent_bytes - before
+            sent += self.ranks.sent_bytes - before
         if measure_outside:
             with AllocatorWatch(self.device) as watch:
                 loss = self._run(micros, programs)
@@ -125,7 +128,7 @@ class Step:
             loss = self._run(micros, programs)
         self.num_steps += 1
         if self.ranks is not None:
-            self.comm_bytes = self.ranks.transport.sent_bytes - sent
+            self.comm_bytes = self.ranks.sent_bytes - sent
         skipped = self._skipped
         if self.optimizer_state is None and not skipped:
             self._expose_optimizer_state()
@@ -152,13 +155,13 @@ class Step:
         return {}
 
     def _run(self, micros: list[Any], programs: list[BoundProgram]) -> Tensor:
-        before = random_state(self.device, self.job.generators)
+        before = random_state(self.device, self.generators)
         self._write_scale()
         try:
             measured = self._agree()
             measured |= {f"micro {k}": program.run(self._leaves(micro)) for k, (program, micro) in enumerate(zip(programs, micros))}
         except BaseException:
-            set_random_state(before, self.device, self.job.generators)
+            set_random_state(before, self.device, self.generators)
             raise
         measured |= self.programs.run("loss")
         loss = self.metrics["loss"].clone()
@@ -168,7 +171,7 @@ class Step:
         if finite and self.loss_scale is not None and not math.isfinite(self.metrics["grad_norm"].item()):
             finite, what = False, f"the norm of the gradients is {self.metrics['grad_norm'].item()}"
         if not finite and (self.loss_scale is None or self.loss_scale.value <= LEAST):
-            set_random_state(before, self.device, self.job.generators)
+            set_random_state(before, self.device, self.generators)
             at_scale = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale.value:g}, which halving has not cured"
             raise NonFiniteError(
                 f"step {self.num_steps + 1}: {what}{at_scale}; parameters and optimizer states are those of before this step; "
@@ -195,11 +198,12 @@ class Step:
         self.seed.fill_(scale / (self.plan.options.num_micro_batches * self.plan.options.mesh.dp))
 
     def _of_ranks(self) -> str:
-        """Which ranks have a loss that is not finite, in words; nothing with one rank."""
-        if self.ranks is None:
+        """Which dp ranks have a loss that is not finite, in words; nothing where there is one."""
+        mesh = self.plan.options.mesh
+        if mesh.dp == 1:
             return ""
         bad = [str(rank) for rank, loss in enumerate(self.metrics["losses"].tolist()) if not math.isfinite(loss)]
-        return f" (that of rank {', '.join(bad)})" if bad else ""
+        return f" (that of {'dp ' if mesh.tp > 1 else ''}rank {', '.join(bad)})" if bad else ""
 
     def _take_over_optimizer_state(self) -> None:
         """What the torch optimizer holds becomes the step's, and its state views of the runs."""
@@ -230,7 +234,7 @@ class Step:
         return norm, norm * (self.metrics["clip_coefficient"].item() if "clip_coefficient" in self.metrics else 1.0)
 
     def evaluate(self, batch: Any) -> float:
-        """The loss of one batch in eval mode, without gradients, planned in the same arena; the mean over ranks, each with its own batch. Draws
+        """The loss of one batch in eval mode, without gradients, planned in the same arena; the mean over dp ranks, each with its own batch. Draws
         nothing, changes nothing."""
         with nullcontext() if self.ranks is None else self.ranks.board.telling():
             return self._evaluate(batch)
@@ -245,30 +249,30 @@ class Step:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        before = random_state(self.device, self.job.generators)
+        before = random_state(self.device, self.generators)
         self._agree()
         try:
             bound.run(self._leaves(batch))
         finally:
-            set_random_state(before, self.device, self.job.generators)
+            set_random_state(before, self.device, self.generators)
         self.programs.run("loss")
         return self.metrics["loss"].item()
 
     def trace_nonfinite(self, batch: Any) -> str:
         """Where NaN or infinity first appears in a step on this batch: operator, module and source line. Changes nothing. One rank only."""
         if self.ranks is not None:
-            return "with several ranks a step is not traced; load the checkpoint on one rank (a mesh of dp=1) and trace this batch there"
-        before = random_state(self.device, self.job.generators)
+            return "with several ranks a step is not traced; load the checkpoint on one rank (without a mesh) and trace this batch there"
+        before = random_state(self.device, self.generators)
         self._write_scale()
         self.programs.run("agree")
         try:
             for micro in micro_batches(batch, self.plan.options.num_micro_batches):
                 graph = self.programs.planned[self.programs.key_of("first", micro)].graph
-                found = first_nonfinite(graph, self._inputs(graph, micro), self.job.generators)
+                found = first_nonfinite(graph, self._inputs(graph, micro), self.generators)
                 if found:
                     return found
         finally:
-            set_random_state(before, self.device, self.job.generators)
+            set_random_state(before, self.device, self.generators)
         return "every tensor of the forward and backward pass is finite"
 
     # -- what programs read -------------------------------------------------------------------------------------------------------
@@ -342,6 +346,7 @@ class Step:
         """All that the next step depends on: (tensors, JSON-able rest). Tensors are the live ones, not copies. With several ranks they are pieces:
         what this rank holds of each (numbers of the optimizer, such as step counts, are copies)."""
         persistent, rank = self.plan.persistent, self._rank()
+        mesh = self.plan.options.mesh
         tensors: dict[str, Any] = {}
         if self.ranks is None:
             tensors |= {f"param/{n}": t for n, t in own_parameters(persistent, self.runs).items()}
@@ -350,9 +355,9 @@ class Step:
             tensors |= {f"buffer/{n}": t for n, t in views(persistent, self.runs, "buffer").items()}
             tensors |= {f"state/{n}": t for n, t in views(persistent, self.runs, "state").items()}
         else:
-            tensors |= pieces(persistent, self.runs, self._units(), rank)
+            tensors |= pieces(persistent, self.runs, self._units(), self.ranks.mesh, rank)
             tensors |= {name: stacked(held, rank) for name, held in self._numbers().items()}
-        tensors |= named(random_state(self.device, self.job.generators), rank)
+        tensors |= named(random_state(self.device, self.generators), mesh.dp_rank(rank), mesh.tp_rank(rank))
         meta: dict[str, Any] = {
             "num_steps": self.num_steps,
             "groups": [to_plain(_numbers(g), "param_groups") for g in self.job.optimizer.param_groups],
@@ -379,14 +384,15 @@ class Step:
         with torch.no_grad():
             for name, home in own.items():
                 if isinstance(home, Piece):
-                    home.held.copy_(tensors[name])
+                    home.take(tensors[name])
                 elif not is_random(name):
                     home.copy_(tensors[name])
             for name, held in self._numbers().items():
                 for number, saved in zip(held, own[name].held):
                     number.copy_(saved)
-        devices = {"cpu": torch.device("cpu"), "cuda": self.device} | {name: g.device for name, g in self.job.generators.items()}
-        set_random_state(resumed(tensors, self._rank(), devices), self.device, self.job.generators)
+        devices = {"cpu": torch.device("cpu"), "cuda": self.device} | {name: g.device for name, g in self.generators.items()}
+        mesh, rank = self.plan.options.mesh, self._rank()
+        set_random_state(resumed(tensors, devices, mesh.dp_rank(rank), mesh.tp_rank(rank)), self.device, self.generators)
         self._loaded = True
         self.num_steps = meta["num_steps"]
         for group, saved in zip(self.job.optimizer.param_groups, meta["groups"]):
@@ -397,6 +403,15 @@ class Step:
             self.scheduler.load_state_dict(from_plain(saved_scheduler["state"], self.scheduler.state_dict()))
         if self.job.has_steps(self.plan.persistent, self.runs):
             self._expose_optimizer_state()
+
+    def _generators(self) -> dict[str, Generator]:
+        """All that programs draw from besides torch's default one: the model's own, and with several tp ranks the two streams."""
+        mesh = self.plan.options.mesh
+        if self.ranks is None or mesh.tp == 1:
+            return self.job.generators
+        state = default_generator(self.device).get_state().to(self.device)
+        first = self.ranks.all_gather(state, "random states", "tp")[0].cpu()
+        return self.job.generators | streams(first, mesh.dp_rank(self.ranks.rank), mesh.tp_rank(self.ranks.rank), self.device)
 
     def _rank(self) -> int:
         return 0 if self.ranks is None else self.ranks.rank
