@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 import packhorse.cli.planned as planned
 from packhorse.cli.main import app
 from packhorse.cli.planned import config_of, largest_peak, plan_of
-from packhorse.errors import UserError
+from packhorse.errors import ConfigError, UserError
+from packhorse.mesh import Mesh
 
 pytestmark = pytest.mark.cpu
 
@@ -35,6 +36,39 @@ def test_what_is_printed(path):
     assert "2 micro-batches of 2 samples of 8 tokens on each of 2 ranks, ZeRO stage 3" in shown
     assert "this is rank 0; of all 2 ranks" in shown and "all 2 ranks fit" in shown
     assert "rank" not in CliRunner().invoke(app, ["plan", str(path)], catch_exceptions=False).stdout.splitlines()[0]
+
+
+def test_gpus_are_shared_out_among_dp_and_tp(path):
+    assert config_of(path, ["mesh.tp=2"], 4).ranks == Mesh(dp=2, tp=2)
+    assert config_of(path, ["mesh.tp=4", "mesh.dp=7"], 4).ranks == Mesh(
+        dp=1, tp=4
+    )  # the file's dp is of no matter, nor that 8 samples are no sevenths
+    with pytest.raises(ConfigError, match=r"--gpus is 3, and mesh.tp = 2 of them share a model; give a multiple of 2"):
+        config_of(path, ["mesh.tp=2"], 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["mesh.tp=2"], "1 micro-batch of 2 samples of 8 tokens in each of 4 groups of 2 ranks that share matrices (dp 4, tp 2), ZeRO stage 3"),
+        (
+            ["mesh.tp=8", "mesh.sequence_parallel=true"],
+            "4 micro-batches of 2 samples of 8 tokens in each of 1 group of 8 ranks that share matrices and the sequence (dp 1, tp 8), ZeRO stage 3",
+        ),
+    ],
+)
+def test_the_mesh_is_printed(path, monkeypatch, overrides, words):
+    seen = []
+
+    def plan(config, rank):
+        seen.append(rank)
+        return SimpleNamespace(peak_bytes=10 + (rank == 5))
+
+    monkeypatch.setattr(planned, "_planned", plan)
+    asked = [part for override in overrides for part in ("--set", override)]
+    shown = CliRunner().invoke(app, ["plan", str(path), "--gpus", "8", *asked], catch_exceptions=False).stdout
+    assert words in shown and "this is rank 0; of all 8 ranks rank 5 needs the most: 11 B" in shown and "8 ranks fit" in shown
+    assert seen == [0, *range(8)]
 
 
 @pytest.mark.parametrize(

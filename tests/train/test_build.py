@@ -1,6 +1,8 @@
 """A plan on meta is the plan of the run; each kind of model is built as [model] says."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,6 +135,30 @@ def test_ranks_are_dealt_the_micro_batches_of_one(texts, dp):
         assert len(dealt) == 12 // dp
         for micro, batch in enumerate(dealt):
             assert all(torch.equal(batch[name], whole[micro * dp + rank][name]) for name in ("ids", "labels"))
+
+
+def test_tp_ranks_of_one_group_have_the_same_batches(texts):
+    """Ranks 2 and 3 of dp 2 x tp 2 are dp rank 1; the micro-batches of a step are those of two ranks without tp."""
+    corpus, two = load_corpus(str(texts)), spread_over(2)
+    four = replace(two, mesh=replace(two.mesh, tp=2))
+    assert four.num_micro_batches == two.num_micro_batches == 6
+    for rank in range(4):
+        asked, wanted = training_batch(four, corpus, 3, rank), training_batch(two, corpus, 3, rank // 2)
+        assert len(asked) == 6 and all(torch.equal(one[name], other[name]) for one, other in zip(asked, wanted, strict=True) for name in one)
+        asked, wanted = validation_batches(four, corpus, rank), validation_batches(two, corpus, rank // 2)
+        assert [weight for _, weight in asked] == [weight for _, weight in wanted] == [2] * 4
+        assert all(torch.equal(one["ids"], other["ids"]) for (one, _), (other, _) in zip(asked, wanted, strict=True))
+
+
+def test_the_plan_is_asked_for_with_the_settings_of_the_mesh():
+    asked = {}
+    engine = SimpleNamespace(plan=lambda model, batch, **options: asked.update(options))
+    mesh = {"tp": 2, "sequence_parallel": True, "zero_stage": 1, "tensor_plan": {"blocks.*.attention.out": "row", "qkv": ["column", 3]}}
+    build_plan(config_from_dict({"mesh": mesh}), engine, None, None, 1)
+    expected = {"mesh": packhorse.Mesh(dp=1, tp=2), "rank": 1, "zero_stage": 1, "tensor_plan": mesh["tensor_plan"], "sequence_parallel": True}
+    assert {name: asked[name] for name in expected} == expected
+    build_plan(config_from_dict({"mesh": {"tp": 2}}), engine, None, None)
+    assert asked["tensor_plan"] is None and not asked["sequence_parallel"]
 
 
 @pytest.mark.parametrize(("dp", "eval_batches"), [(1, 5), (2, 4), (2, 5), (3, 5), (4, 3)])

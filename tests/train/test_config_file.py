@@ -99,6 +99,14 @@ def test_a_key_that_takes_strings_takes_any_text(tmp_path, text):
         ("[mesh]\nzero_stage = true", "mesh.zero_stage is True (true or false), expected one of 0, 1, 2, 3"),
         ('[mesh]\nzero_stage = "3"', "mesh.zero_stage is '3' (a string), expected one of 0, 1, 2, 3"),
         ("[mesh]\ndp = 0", "mesh.dp is 0, expected a number that is finite and at least 1"),
+        ("[mesh]\ntp = 0", "mesh.tp is 0, expected a number that is finite and at least 1"),
+        ("[mesh]\nsequence_parallel = true", "mesh.sequence_parallel = true, and mesh.tp = 1: the sequence is shared by the tp ranks; set mesh.tp"),
+        ("[mesh]\nsequence_parallel = true\ntp = 3", "data.seq_len = 128 is not a multiple of mesh.tp = 3; with mesh.sequence_parallel each"),
+        ('[mesh]\ntensor_plan = "row"', "mesh.tensor_plan is 'row' (a string), expected a table"),
+        (
+            "[data]\nglobal_batch_size = 32\n[mesh]\ndp = 3\ntp = 2",
+            "data.global_batch_size = 32 is not a multiple of data.micro_batch_size = 16 times 3 groups of ranks (mesh.dp)",
+        ),
         ("[schedule]\nmin_lr = 1", "schedule.min_lr = 1.0 is above optimizer.lr = 0.001"),
         ("[run\n", "is not valid TOML"),
     ],
@@ -150,6 +158,13 @@ def test_options_are_a_table_and_are_printed_as_one(tmp_path):
     assert differing_keys(config, replace(config, optimizer=replace(config.optimizer, options={"alpha": 0.8}))) == ["optimizer.options"]
 
 
+def test_a_tensor_plan_is_a_table_too(tmp_path):
+    text = '[mesh]\ntp = 2\n[mesh.tensor_plan]\n"layers.*.up" = "column"\n"layers.*.qkv" = ["column", [8, 4, 4]]\n'
+    config = load_config(write(tmp_path, text))
+    assert config.mesh.tensor_plan == {"layers.*.up": "column", "layers.*.qkv": ["column", [8, 4, 4]]}
+    assert config_from_dict(tomllib.loads(format_config(config))) == config
+
+
 def test_defaults_of_an_optimizer_are_those_of_its_kind():
     assert OptimizerConfig() == OptimizerConfig(kind="adamw", weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     assert OptimizerConfig(kind="sgd") == OptimizerConfig(kind="sgd", weight_decay=0.1, momentum=0.0, fused=True)
@@ -168,6 +183,7 @@ def test_number_of_micro_batches_is_derived():
     data = DataConfig(micro_batch_size=4, global_batch_size=24)
     assert Config(data=data).num_micro_batches == 6
     assert Config(data=data, mesh=MeshConfig(dp=3)).num_micro_batches == 2
+    assert Config(data=data, mesh=MeshConfig(dp=3, tp=4)).num_micro_batches == 2  # tp ranks work on the same samples
 
 
 def test_differences_are_named():

@@ -41,19 +41,26 @@ def test_dp_is_as_many_as_were_started():
     assert spread(config, Launched(1, 3)).mesh.dp == 3 and spread(config, Launched(1, 3)).num_micro_batches == 2
     asked = Config(data=config.data, mesh=MeshConfig(dp=3))
     assert spread(asked, Launched(1, 3)) == asked
+    three_by_two = Config(data=config.data, mesh=MeshConfig(tp=2))
+    assert spread(three_by_two, Launched(1, 6)).mesh == MeshConfig(dp=3, tp=2) and spread(three_by_two, Launched(1, 6)).num_micro_batches == 2
+    assert spread(Config(mesh=MeshConfig(tp=4)), Launched(1, 4)).mesh == MeshConfig(dp=1, tp=4)
 
 
 @pytest.mark.parametrize(
-    ("dp", "started", "words"),
+    ("dp", "tp", "started", "words"),
     [
-        (2, 1, "mesh.dp = 2, and this process was started alone; start 2 with torchrun --standalone --nproc-per-node 2 -m packhorse train"),
-        (2, 3, "the launcher has started 3 processes (WORLD_SIZE); start 2 with"),
-        (1, 2, "start one with packhorse train ..., or take what was started with --set mesh.dp=2"),
-        (None, 4, "data.global_batch_size = 6 is not a multiple of data.micro_batch_size = 1 times 4 ranks"),
+        (2, 1, 1, "mesh.dp = 2, and this process was started alone; start 2 with torchrun --standalone --nproc-per-node 2 -m packhorse train"),
+        (2, 1, 3, "the launcher has started 3 processes (WORLD_SIZE); start 2 with"),
+        (1, 1, 2, "start one with packhorse train ..., or take what was started with --set mesh.dp=2"),
+        (None, 2, 1, "mesh.tp = 2, and this process was started alone; start 2 with torchrun --standalone --nproc-per-node 2 -m packhorse train"),
+        (None, 2, 3, "start 2 with torchrun --standalone --nproc-per-node 2 -m packhorse train ..., or take what was started with --set mesh.tp=1"),
+        (3, 2, 4, "mesh.dp = 3 and mesh.tp = 2, and the launcher has started 4 processes (WORLD_SIZE); start 6 with"),
+        (3, 2, 4, "or take what was started with --set mesh.dp=2 --set mesh.tp=2"),
+        (None, 1, 4, "data.global_batch_size = 6 is not a multiple of data.micro_batch_size = 1 times 4 ranks"),
     ],
 )
-def test_ranks_that_do_not_go_with_the_settings_are_refused(dp, started, words):
-    config = Config(data=DataConfig(micro_batch_size=1, global_batch_size=6), mesh=MeshConfig(dp=dp))
+def test_ranks_that_do_not_go_with_the_settings_are_refused(dp, tp, started, words):
+    config = Config(data=DataConfig(micro_batch_size=1, global_batch_size=6), mesh=MeshConfig(dp=dp, tp=tp))
     with pytest.raises(ConfigError) as caught:
         spread(config, Launched(0, started))
     assert words in str(caught.value)

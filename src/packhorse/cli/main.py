@@ -27,7 +27,7 @@ app = typer.Typer(
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file with the settings of a run")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override a setting; may be repeated")]
-Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", help="plan for N ranks, without starting them; the same as --set mesh.dp=N")]
+Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", help="plan for N ranks, without starting them: mesh.dp = N / mesh.tp")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 app.add_typer(ckpt_app, name="ckpt")
 
@@ -45,7 +45,7 @@ def plan(config: ConfigPath, gpus: Gpus = None, overrides: Overrides = None, as_
         return
     typer.echo(f"{sizes_of(config, overrides or [], gpus)}\n{made}")
     settings = config_of(config, overrides or [], gpus)
-    num_ranks, peak = settings.mesh.dp or 1, made.peak_bytes
+    num_ranks, peak = settings.ranks.world_size, made.peak_bytes
     if num_ranks > 1:
         rank, peak, planned = largest_peak(settings)
         looked_at = f"all {num_ranks} ranks" if planned == num_ranks else f"{planned} of the {num_ranks} ranks"

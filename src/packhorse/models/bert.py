@@ -4,6 +4,8 @@ B batch, T tokens, D width, H heads, V vocabulary, L layers (blocks).
 Source: Devlin et al. 2019, arXiv:1810.04805. Without its second task (next sentence), which later work found of no use, and so without its pooler.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,6 +49,15 @@ class BERT(nn.Module):
     segments (B, T) in {0, 1}: which of two texts a token belongs to; one text where it is not given. Input and output embedding are tied.
     With pre_norm the norm of the embeddings moves behind the last block. Weights start from N(0, 0.02), biases from 0.
     """
+
+    tensor_plan: ClassVar = {
+        "tokens": "vocab",
+        "head": "vocab",
+        "blocks.*.attention.qkv": ("column", 3),
+        "blocks.*.attention.out": "row",
+        "blocks.*.feed_forward.0": "column",
+        "blocks.*.feed_forward.2": "row",
+    }
 
     def __init__(self, *, vocab: int, layers: int, width: int, heads: int, seq_len: int = 512, dropout: float = 0.1, pre_norm: bool = False) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ B batch, T tokens (seq_len), D width, H heads, V vocabulary, L layers (blocks).
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,14 @@ class GPT(nn.Module):
     stream keeps its scale over 2 L additions (Shoeybi et al. 2019, arXiv:1909.08053, section 4.2). Draws come from torch's
     ordinary generator, in module order.
     """
+
+    tensor_plan: ClassVar = {
+        "tokens": "vocab",
+        "blocks.*.attention.qkv": ("column", 3),
+        "blocks.*.attention.out": "row",
+        "blocks.*.feed_forward.up": "column",
+        "blocks.*.feed_forward.out": "row",
+    }
 
     def __init__(self, *, vocab: int, layers: int, width: int, heads: int, seq_len: int, dropout: float = 0.0) -> None:
         super().__init__()

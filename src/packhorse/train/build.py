@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from packhorse.data import Corpus, training_samples, validation_samples
 from packhorse.errors import ConfigError
-from packhorse.mesh import Mesh
 from packhorse.models.bert import bert
 from packhorse.models.gpt import gpt
 from packhorse.models.lstm import LSTM
@@ -97,6 +96,7 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
     """The plan of one step, as `rank` runs it. Only the shapes of the batch count, so no data is read. Raises what `plan` raises."""
     ids = torch.zeros(config.data.micro_batch_size, config.data.seq_len, dtype=torch.int64)
     micro_batches = [named(config.model, ids, ids.clone()) for _ in range(config.num_micro_batches)]
+    tensor = {"tensor_plan": config.mesh.tensor_plan or None, "sequence_parallel": config.mesh.sequence_parallel} if config.ranks.tp > 1 else {}
     return engine.plan(
         model,
         _as_batch(micro_batches),
@@ -107,9 +107,10 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         grad_dtype=_GRADIENTS[config.precision.gradients],
         recompute=config.memory.recompute,
         budget=config.memory.budget,
-        mesh=Mesh(dp=config.mesh.dp or 1),
+        mesh=config.ranks,
         rank=rank,
         zero_stage=config.mesh.zero_stage,
+        **tensor,
     )
 
 
@@ -121,9 +122,10 @@ def build_step(config: Config, engine: Engine, model: nn.Module, plan: Plan, sch
     return step
 
 
-def seed_of_rank(seed: int, rank: int) -> int:
-    """What torch's generator starts from on a rank above 0 once the model is drawn, so that each rank has dropout of its own."""
-    digest = hashlib.sha256(f"seed {seed} rank {rank}".encode()).digest()
+def seed_of_rank(seed: int, dp_rank: int) -> int:
+    """What torch's generator starts from on a dp rank above 0 once the model is drawn, so that each has dropout of its own. The tp ranks of one group
+    draw the same numbers, since they work on the same samples; what is drawn otherwise on each of them, the plan knows."""
+    digest = hashlib.sha256(f"seed {seed} rank {dp_rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
@@ -135,14 +137,15 @@ def model_vocab(config: Config) -> int | None:
 def training_batch(config: Config, corpus: Corpus, step: int, rank: int = 0) -> Batch:
     """What a rank trains on at step number `step`, from 0: ids and labels (B, T) of each micro-batch. A function of the seed, the step and the rank.
 
-    The samples of a step are dealt out to the ranks a micro-batch at a time: with dp ranks, micro-batch m of rank r is number m dp + r of the
-    step. So the micro-batches of a step are the same ones for any number of ranks, and those that run at the same time are neighbours.
+    The samples of a step are dealt out to the dp ranks a micro-batch at a time: micro-batch m of dp rank r is number m dp + r of the step. So the
+    micro-batches of a step are the same ones for any number of ranks, and those that run at the same time are neighbours. The tp ranks of a group
+    have the same.
     Raises DataError as `training_samples`.
     """
-    data, dp = config.data, config.mesh.dp or 1
+    data, mesh = config.data, config.ranks
     micro_batches = []
     for micro_batch in range(config.num_micro_batches):
-        first = step * data.global_batch_size + (micro_batch * dp + rank) * data.micro_batch_size
+        first = step * data.global_batch_size + (micro_batch * mesh.dp + mesh.dp_rank(rank)) * data.micro_batch_size
         ids, labels = training_samples(
             corpus,
             order=data.order,
@@ -159,7 +162,7 @@ def training_batch(config: Config, corpus: Corpus, step: int, rank: int = 0) -> 
 def validation_batches(config: Config, corpus: Corpus, rank: int = 0) -> list[tuple[dict[str, Tensor], int]]:
     """A rank's part of run.eval_batches batches of ids and labels (B, T), spread evenly over the validation text; the same at every evaluation.
 
-    Each with its weight: of how many batches it stands for, the mean over ranks of their losses is the mean. That is dp where each rank has
+    Each with its weight: of how many batches it stands for, the mean over ranks of their losses is the mean. That is dp where each dp rank has
     another one, and 1 for those that are left over, which every rank evaluates, so that all have as many.
     Raises DataError as `validation_samples`.
     """
@@ -168,9 +171,10 @@ def validation_batches(config: Config, corpus: Corpus, rank: int = 0) -> list[tu
     whole = posed(config, corpus, ids, labels, first=0, validation=True)
     parts = zip(*(tensor.split(data.micro_batch_size) for tensor in whole.values()), strict=True)
     batches = [dict(zip(whole, (part.contiguous() for part in some), strict=True)) for some in parts]
-    dp = config.mesh.dp or 1
+    mesh = config.ranks
+    dp = mesh.dp
     dealt = len(batches) // dp * dp
-    return [(batch, dp) for batch in batches[rank:dealt:dp]] + [(batch, 1) for batch in batches[dealt:]]
+    return [(batch, dp) for batch in batches[mesh.dp_rank(rank) : dealt : dp]] + [(batch, 1) for batch in batches[dealt:]]
 
 
 def _as_batch(micro_batches: list[dict[str, Tensor]]) -> Batch:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from packhorse.errors import ConfigError
+from packhorse.mesh import Mesh
 from packhorse.models.sizes import find_size
 
 Recompute = Literal["auto", "none", "cheap", "sqrt", "chen", "recursive", "blocks", "optimal", "milp"]
@@ -108,7 +109,7 @@ class DataConfig:
     tokenizer: "bytes", or a Hugging Face tokenizer.json (or the folder that holds one). field: the key of the text in a line of JSONL.
     order: "random" draws windows with replacement; "epochs" takes each window once an epoch, in an order that is a function of (seed, epoch).
     Documents are packed one after the other, an end-of-text token between them. Batch sizes count samples of `seq_len` tokens: a step of
-    global_batch_size is shared by all ranks, each of which adds up the gradients of micro-batches of micro_batch_size.
+    global_batch_size is shared by the dp ranks, each of which adds up the gradients of micro-batches of micro_batch_size.
     """
 
     corpus: str = "stdlib"
@@ -226,13 +227,24 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """[mesh]: over how many ranks a step is spread. `dp` of them take a part of the batch each; without it as many as the launcher has started.
+    """[mesh]: over how many ranks a step is spread: dp times tp. tp neighbours share each matrix of the model and work on the same samples; dp such
+    groups take a part of the batch each. Without dp as many groups as the launcher has started.
 
-    zero_stage: what is sharded over them. 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+    zero_stage: what is sharded over dp. 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+    sequence_parallel: between the matrices each of the tp ranks has a part of the sequence.
+    [mesh.tensor_plan] says how modules are cut where the model's own plan does not: "layers.*.mlp.up_proj" = "column" (docs/tensor.md).
     """
 
     dp: int | None = _setting(None, least=1)
+    tp: int = _setting(1, least=1)
     zero_stage: Literal[0, 1, 2, 3] = 0
+    sequence_parallel: bool = False
+    tensor_plan: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a sequence that would be shared by one rank."""
+        if self.sequence_parallel and self.tp == 1:
+            raise ConfigError("mesh.sequence_parallel = true, and mesh.tp = 1: the sequence is shared by the tp ranks; set mesh.tp to 2 or more")
 
 
 @dataclass(frozen=True)
@@ -250,12 +262,18 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that are right by themselves and wrong together."""
-        data, dp = self.data, self.mesh.dp or 1
+        data, dp = self.data, self.ranks.dp
         if data.global_batch_size % (data.micro_batch_size * dp):
-            times, all_ranks = (f" times {dp} ranks (mesh.dp)", " on every rank") if dp > 1 else ("", "")
+            unit = "ranks" if self.mesh.tp == 1 else "groups of ranks"
+            times, all_ranks = (f" times {dp} {unit} (mesh.dp)", " on every rank") if dp > 1 else ("", "")
             raise ConfigError(
                 f"data.global_batch_size = {data.global_batch_size} is not a multiple of data.micro_batch_size = {data.micro_batch_size}{times}; "
                 f"a step adds up whole micro-batches{all_ranks}, so make it one"
+            )
+        if self.mesh.sequence_parallel and data.seq_len % self.mesh.tp:
+            raise ConfigError(
+                f"data.seq_len = {data.seq_len} is not a multiple of mesh.tp = {self.mesh.tp}; with mesh.sequence_parallel each of these ranks "
+                "has an equal part of the sequence, so make it one"
             )
         if self.schedule.min_lr is not None and self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(
@@ -264,9 +282,14 @@ class Config:
             )
 
     @property
+    def ranks(self) -> Mesh:
+        """The ranks of [mesh]; of one tp group where dp is not known yet."""
+        return Mesh(self.mesh.dp or 1, self.mesh.tp)
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches whose gradients a rank adds up in one step."""
-        return self.data.global_batch_size // (self.data.micro_batch_size * (self.mesh.dp or 1))
+        return self.data.global_batch_size // (self.data.micro_batch_size * self.ranks.dp)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Section -> key -> value, every key of every section, in the order of this file."""

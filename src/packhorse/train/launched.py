@@ -46,16 +46,18 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
 
 
 def spread(config: Config, here: Launched) -> Config:
-    """`config` with mesh.dp as many ranks as were started.
+    """`config` with mesh.dp such that dp times tp are as many ranks as were started.
 
     Raises ConfigError if it says another number, or the batch cannot be divided among them.
     """
-    asked, started = config.mesh.dp, here.num_ranks
-    if asked not in (None, started):
+    mesh, started = config.mesh, here.num_ranks
+    dp = max(started // mesh.tp, 1) if mesh.dp is None else mesh.dp
+    if (asked := dp * mesh.tp) != started:
+        tp = next(tp for tp in range(min(mesh.tp, started), 0, -1) if started % tp == 0)
+        degrees = {"mesh.dp": (mesh.dp, started // tp), "mesh.tp": (mesh.tp if mesh.tp > 1 else None, tp)}
+        said = " and ".join(f"{name} = {degree}" for name, (degree, _) in degrees.items() if degree is not None)
+        fits = " ".join(f"--set {name}={other}" for name, (degree, other) in degrees.items() if degree is not None)
         seen = "this process was started alone" if started == 1 else f"the launcher has started {started} processes (WORLD_SIZE)"
         command = f"torchrun --standalone --nproc-per-node {asked} -m packhorse train ..." if asked != 1 else "packhorse train ..."
-        raise ConfigError(
-            f"mesh.dp = {asked}, and {seen}; start {'one' if asked == 1 else asked} with {command}, or take what was started with "
-            f"--set mesh.dp={started}"
-        )
-    return replace(config, mesh=replace(config.mesh, dp=started))
+        raise ConfigError(f"{said}, and {seen}; start {'one' if asked == 1 else asked} with {command}, or take what was started with {fits}")
+    return replace(config, mesh=replace(mesh, dp=dp))

@@ -16,7 +16,10 @@ class Rate:
 
 
 class Meter:
-    """Collects durations in seconds; knows no clock."""
+    """Collects durations in seconds; knows no clock.
+
+    step_tokens: that all ranks together train on, each counted once. step_flops: of one rank, as peak_flops is of one device.
+    """
 
     def __init__(self, *, step_tokens: int, step_flops: int, peak_flops: float | None) -> None:
         self._step_tokens, self._step_flops, self._peak_flops = step_tokens, step_flops, peak_flops

@@ -73,8 +73,8 @@ def train(config: Config, *, engine: Engine, console: Console, dry_run: bool = F
         console.say(f"dry run: nothing was trained or written; the run would start {f'from {checkpoint}' if checkpoint else 'at step 1'}")
         return 0
     _require_fit(plan.peak_bytes, model, here, ranks)
-    if here.rank:
-        torch.manual_seed(seed_of_rank(config.run.seed, here.rank))
+    if dp_rank := config.ranks.dp_rank(here.rank):
+        torch.manual_seed(seed_of_rank(config.run.seed, dp_rank))
     with ExitStack() as stack:
         from_first(ranks, lambda: stack.enter_context(folder.locked()))
         step = build_step(config, engine, model, plan, scheduler)

@@ -75,7 +75,7 @@ class Trainer:
         if self.steps_done >= self.config.run.steps:
             self._console.say("all steps are done already; raise run.steps to train further")
         here = self._circumstances()
-        then = {"ranks": 1} | extra
+        then = {"ranks": 1, "tp ranks": 1} | extra
         changed = [f"{name} was {then.get(name)}, is {here[name]}" for name in here if then.get(name) != here[name]]
         if changed:
             self._console.say(f"the run continues, but not bit for bit: {'; '.join(changed)}")
@@ -268,7 +268,8 @@ class Trainer:
         return {
             "corpus SHA-256": self.corpus.digest,
             "seed": self.config.run.seed,
-            "ranks": self.config.mesh.dp or 1,
+            "ranks": self.config.ranks.world_size,
+            "tp ranks": self.config.mesh.tp,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "machine": platform.machine(),
