@@ -121,8 +121,8 @@ class Ranks:
             if len(set(batches)) > 1:
                 other = next(rank for rank, batch in zip(group, batches) if batch != batches[0])
                 raise UserError(
-                    f"step {steps[0]}: rank {other} was given another batch than rank {group[0]}; ranks {group[0]} to {group[-1]} are tp ranks of one "
-                    f"dp rank and work on one batch: choose a rank's batch by its dp rank (rank // {self.mesh.tp}), not by its rank"
+                    f"step {steps[0]}: rank {other} was given another batch than rank {group[0]}; ranks {group[0]} to {group[-1]} are tp ranks of "
+                    f"one dp rank and work on one batch: choose a rank's batch by its dp rank (rank // {self.mesh.tp}), not by its rank"
                 )
 
 
