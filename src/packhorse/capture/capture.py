@@ -19,13 +19,18 @@ from packhorse.graph.grad_dtype import gradients_in
 from packhorse.graph.ir import Const, Graph, Value
 from packhorse.graph.own_outputs import own_outputs
 from packhorse.graph.verify import verify
+from packhorse.parallel.part import part_of
+from packhorse.parallel.split import Sharding
+from packhorse.parallel.tensor.split_graph import split_graph
+from packhorse.parallel.tensor.spread import Gathered
 
 
 @dataclass(frozen=True)
 class Captured:
     """micro: forward and backward of one micro-batch. first, next: the same as the first and as a later micro-batch of the step (next is None
     for one micro-batch). constants: tensors that the model's code made outside the graph. questions: what the model asked of this batch; the graphs
-    hold for batches that give the same answers. generators: name -> each torch.Generator that the model has or draws from, besides torch's own."""
+    hold for batches that give the same answers. generators: name -> each torch.Generator that the model has or draws from, besides torch's own.
+    gathered: of several tensor parallel ranks, the split values that an operator needs whole."""
 
     micro: Graph
     first: Graph
@@ -33,6 +38,7 @@ class Captured:
     constants: dict[str, torch.Tensor]
     questions: Questions
     generators: dict[str, torch.Generator]
+    gathered: tuple[Gathered, ...] = ()
 
     def loss(self) -> Value:
         """The value of the loss."""
@@ -55,11 +61,13 @@ def capture(
     compute: torch.dtype | None = None,
     grads: torch.dtype | None = None,
     adds_gradients: bool = True,
+    sharding: Sharding | None = None,
 ) -> Captured:
     """The step's graphs. Nothing is allocated, the model is left as it is and may be on meta.
 
     compute: dtype to compute in (capture/precision.py), grads: to keep gradients in; None: as the model is, and as they come. adds_gradients: a
-    later micro-batch adds its gradients to those before; False where a pass does that on shards.
+    later micro-batch adds its gradients to those before; False where a pass does that on shards. sharding: of several tensor parallel ranks, which
+    parameters are split; the graphs are those of one of the ranks.
 
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
@@ -68,7 +76,7 @@ def capture(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
     with no_search_for_cycles():
-        return _capture(model, batch, loss, num_micro_batches, compute, grads, adds_gradients)
+        return _capture(model, batch, loss, num_micro_batches, compute, grads, adds_gradients, sharding)
 
 
 def _capture(
@@ -79,10 +87,14 @@ def _capture(
     compute: torch.dtype | None,
     grads: torch.dtype | None,
     adds_gradients: bool,
+    sharding: Sharding | None,
 ) -> Captured:
     whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
     micro = embedding_in_rows(micro)
+    gathered: list[Gathered] = []
+    if sharding is not None:
+        micro, gathered = split_graph(micro, sharding)
     if grads is not None:
         micro = gradients_in(micro, SHORT[grads], cast(Const, to_const(grads)))
     micro = own_outputs(micro)
@@ -92,13 +104,16 @@ def _capture(
             "no parameter gets a gradient: the loss does not depend on any that is trained (a detach(), a no_grad block, or a loss made of something "
             "else?); check that loss.backward() fills some parameter's .grad in plain PyTorch"
         )
-    strides = {name: dense_strides(p) for name, p in distinct(model.named_parameters(remove_duplicate=False)).items()}
+    parameters = distinct(model.named_parameters(remove_duplicate=False))
+    strides = {name: dense_strides(p) for name, p in parameters.items()}
+    for name, split in sharding.splits.items() if sharding is not None else ():
+        strides[name] = part_of(tuple(parameters[name].shape), strides[name], split, sharding.degree, sharding.rank).local_strides
     later = next_micro_batch(micro, num_micro_batches, strides if adds_gradients else None) if num_micro_batches > 1 else None
-    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, whole.constants, whole.questions, whole.generators)
+    return Captured(micro, first_micro_batch(micro, num_micro_batches), later, whole.constants, whole.questions, whole.generators, tuple(gathered))
 
 
 def capture_evaluation(
-    model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None
+    model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None, sharding: Sharding | None = None
 ) -> tuple[Graph, dict[str, torch.Tensor], Questions, dict[str, torch.Generator]]:
     """The forward pass alone, in the model's current mode, without gradients; constants, questions and generators as in Captured.
 
@@ -107,4 +122,7 @@ def capture_evaluation(
     whole = stamped("evaluate", model, batch, loss, False, compute) or captured_whole("evaluate", model, batch, loss, False, compute)
     graph = whole.graph
     graph = replace(graph, outputs=tuple(out for out in graph.outputs if out.role == "metric"))  # an evaluation changes nothing
-    return own_outputs(plain_convolutions(graph, device_of(model))), whole.constants, whole.questions, whole.generators
+    graph = plain_convolutions(graph, device_of(model))
+    if sharding is not None:
+        graph, _ = split_graph(graph, sharding)
+    return own_outputs(graph), whole.constants, whole.questions, whole.generators
