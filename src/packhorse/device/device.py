@@ -24,6 +24,7 @@ from packhorse.planning.flops import node_flops
 # Positions of arguments of which a kernel reads as many elements as it is asked for, not all: as much as it writes.
 _GATHERED = {
     "aten.embedding.default": 0,
+    "packhorse.part_embedding.default": 0,
     "aten.index_select.default": 0,
     "aten.gather.default": 0,
     "aten.index.Tensor": 0,

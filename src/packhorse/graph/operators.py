@@ -18,6 +18,7 @@ from typing import Any
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Node
+from packhorse.parallel.pieces import bucket_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Operator:
 
 ADOPT = Operator("adopt")
 
-# Chunk of rows that the fused loss gradient works through; of elements that an optimizer works through. Both fit a core's cache (C_B of ZeRO-R).
+# Chunk of rows that losses and embeddings work through; of elements that an optimizer works through. Both fit a core's cache (C_B of ZeRO-R).
 LOSS_CHUNK_BYTES = 1 << 19
 UPDATE_CHUNK_BYTES = 1 << 19
 MAX_STATES = 12  # state runs that an optimizer may have; torch's own have four at most
@@ -46,9 +47,14 @@ WAIT = "packhorse.wait.default"
 VIEWS = "packhorse.views.default"  # views of a root, wherever they lie in it
 MAX_REDUCED = 64  # tensors in one reduction
 
+# Collectives over the axis `tp`, each one node that starts it and waits for its end.
+TENSOR_SUM = "packhorse.tensor_sum.default"  # a tensor -> its sum over ranks
+TENSOR_GATHER = "packhorse.tensor_gather.default"  # this rank's tensor -> the tensors of all ranks, flat, in the order of the ranks
+TENSOR_SCATTER = "packhorse.tensor_scatter.default"  # a tensor of one part for each rank -> this rank's part of its sum over ranks
+
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
-    """Rows per chunk of the fused loss gradient."""
+    """Rows per chunk of what losses and embeddings work through."""
     return max(1, min(num_rows, LOSS_CHUNK_BYTES // max(row_bytes, 1)))
 
 
@@ -126,6 +132,54 @@ def _follow_scratch(node: Node, values: dict) -> int:
 def follow_elements(num_elements: int) -> int:
     """Elements of master weights that are compared with their copies at once."""
     return min(num_elements, UPDATE_CHUNK_BYTES // 8)
+
+
+def tensor_shard(op: str, num_elements: int, ranks: int) -> int:
+    """Elements that each rank sums up in TENSOR_SUM (the last ones fewer) and TENSOR_SCATTER, of tensors of `num_elements`."""
+    return -(-num_elements // ranks) if op == TENSOR_SUM else num_elements // ranks
+
+
+def _tensor_bucket(node: Node, values: dict) -> int:
+    """What is sent and received at once."""
+    x, ranks = values[node.args[0].name], dict(node.kwargs)["ranks"]  # type: ignore[union-attr]
+    shard = tensor_shard(node.op, x.num_elements, ranks)  # type: ignore[arg-type]
+    return bucket_bytes((0,), (x.num_elements,), shard, ranks, ITEMSIZE[x.dtype])  # type: ignore[arg-type]
+
+
+def _part_embedding_scratch(node: Node, values: dict) -> int:
+    """For each index its row here, and whether it is elsewhere."""
+    return values[node.args[1].name].num_elements * 9  # type: ignore[union-attr]
+
+
+def _part_rows_scratch(node: Node, values: dict) -> int:
+    """A chunk of the gradient's rows."""
+    grad = values[node.args[-5].name]  # type: ignore[union-attr]
+    row_bytes = grad.shape[-1] * ITEMSIZE[grad.dtype]
+    return loss_rows(grad.num_elements // max(grad.shape[-1], 1), row_bytes) * row_bytes if grad.num_elements else 0
+
+
+def _add_part_rows_scratch(node: Node, values: dict) -> int:
+    """The rows that a batch touches, summed up, and a chunk."""
+    return _rows_scratch(node, values) + _part_rows_scratch(node, values)
+
+
+def _vocab_stats_scratch(node: Node, values: dict) -> int:
+    """A chunk of rows; for each of them where its target is, and a truth value."""
+    x, valid = values[node.args[0].name], int(node.args[3])  # type: ignore[union-attr,arg-type]
+    row_bytes = valid * ITEMSIZE[x.dtype]
+    return loss_rows(x.shape[0], row_bytes) * (row_bytes + 9) if x.shape[0] * valid else 0
+
+
+def _vocab_merge_scratch(node: Node, values: dict) -> int:
+    """A number for each rank and row."""
+    stats = values[node.args[0].name]  # type: ignore[union-attr]
+    return stats.num_elements // 3 * ITEMSIZE[stats.dtype]
+
+
+def _vocab_loss_scratch(node: Node, values: dict) -> int:
+    """For each row a label, two numbers and a truth value."""
+    target, first = values[node.args[2].name], values[node.args[1].name]  # type: ignore[union-attr]
+    return target.num_elements * (9 + 2 * ITEMSIZE[first.dtype])
 
 
 _UNARY = (
@@ -215,6 +269,15 @@ OPERATORS: dict[str, Operator] = {
     "aten.embedding.default": Operator("out"),
     "aten.embedding_dense_backward.default": Operator("out"),
     "packhorse.add_embedding_backward.default": Operator("copy", in_place=(0,), scratch=_rows_scratch),  # workspace: which rows there are
+    # parts of a vocabulary (runtime/vocabulary.py); workspace of the gradients: which tokens are this rank's
+    "packhorse.part_embedding.default": Operator("out", scratch=_part_embedding_scratch),
+    "packhorse.part_embedding_backward.default": Operator("copy", scratch=_part_rows_scratch),
+    "packhorse.add_part_embedding_backward.default": Operator("copy", in_place=(0,), scratch=_add_part_rows_scratch),
+    "packhorse.vocab_stats.default": Operator("out", scratch=_vocab_stats_scratch),
+    "packhorse.vocab_merge.default": Operator("out", scratch=_vocab_merge_scratch),
+    "packhorse.vocab_log_probs.default": Operator("out", in_place=(0,)),
+    "packhorse.vocab_nll.default": Operator("out", scratch=_vocab_loss_scratch),
+    "packhorse.vocab_nll_backward.default": Operator("out", in_place=(1,), scratch=_vocab_loss_scratch),
     "aten.tril.default": Operator("out"),
     "aten.triu.default": Operator("out"),
     "aten.slice_backward.default": Operator("out"),
@@ -268,13 +331,21 @@ OPERATORS: dict[str, Operator] = {
         for name in (REDUCE_SCATTER_OWN, ALL_REDUCE)
         for n in range(1, MAX_REDUCED + 1)
     },
+    TENSOR_SUM: Operator("out", in_place=(0,), scratch=_tensor_bucket),
+    TENSOR_GATHER: Operator("out"),
+    TENSOR_SCATTER: Operator("out", scratch=_tensor_bucket),
     "packhorse.clip_coefficient.default": Operator("out"),
 }
 
 
 def is_collective(op: str) -> bool:
-    """The operator starts a collective, or waits for one."""
+    """The operator starts a collective that runs beside the computation, or waits for one."""
     return op in (ALL_GATHER, ALL_GATHER_OTHERS, WAIT) or op.startswith((REDUCE_SCATTER, REDUCE_SCATTER_OWN, ALL_REDUCE))
+
+
+def is_tensor_collective(op: str) -> bool:
+    """The operator is a collective over the axis `tp`, from its start to its end."""
+    return op in (TENSOR_SUM, TENSOR_GATHER, TENSOR_SCATTER)
 
 
 def operator(name: str) -> Operator:

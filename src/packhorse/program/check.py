@@ -2,7 +2,7 @@
 of the operators it knows which arguments a result may lie over."""
 
 from packhorse.errors import CheckError
-from packhorse.graph.operators import WAIT, operator
+from packhorse.graph.operators import WAIT, is_tensor_collective, operator
 from packhorse.program.program import Call, Operand, Program, operands_of
 
 
@@ -56,7 +56,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
         for tag, (reads, writes) in under_way.items():
             if any(_overlap(a, b) for a in [*read, *written] for b in writes) or any(_overlap(a, b) for a in written for b in reads):
                 raise CheckError(f"{where}: touches what the collective {tag!r} works on, before the wait for it")
-        if isinstance(instruction, Call) and instruction.op != WAIT and "tag" in dict(instruction.kwargs):
+        begins = isinstance(instruction, Call) and instruction.op != WAIT and not is_tensor_collective(instruction.op)
+        if isinstance(instruction, Call) and begins and "tag" in dict(instruction.kwargs):
             under_way[str(dict(instruction.kwargs)["tag"])] = (read, written)
         for operand in read:
             start, end = operand.offset, operand.offset + operand.extent_bytes

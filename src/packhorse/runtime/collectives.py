@@ -5,12 +5,25 @@ from typing import Any
 
 from torch import Tensor
 
-from packhorse.graph.operators import ALL_GATHER, ALL_GATHER_OTHERS, ALL_REDUCE, REDUCE_SCATTER, WAIT
-from packhorse.runtime.transport import Transport
+from packhorse.graph.operators import (
+    ALL_GATHER,
+    ALL_GATHER_OTHERS,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    TENSOR_GATHER,
+    TENSOR_SUM,
+    WAIT,
+    is_tensor_collective,
+    tensor_shard,
+)
+from packhorse.program.program import Operand
+from packhorse.runtime.transport import Transport, memory_order
+
+Bound = tuple[Callable, tuple, dict[str, Any]]  # function, arguments, keyword arguments; operands are among the arguments
 
 
-def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, Any], transport: Transport) -> tuple[Callable, tuple, dict[str, Any]]:
-    """(function, arguments, keyword arguments) of one node; its operands are among the arguments."""
+def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, Any], transport: Transport, scratch: Operand | None = None) -> Bound:
+    """The call of one node. scratch: the bucket of what has it there."""
     tag = kwargs["tag"]
     if op == WAIT:
         return transport.wait, (tag,), {}
@@ -18,6 +31,8 @@ def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, A
         return transport.start, (tag, transport.all_gather, args[0], outputs[0]), {}
     if op == ALL_GATHER_OTHERS:
         return transport.start, (tag, transport.all_gather_others, args[0], *outputs), {}
+    if is_tensor_collective(op):
+        return _of_tensor(op, outputs[0], args[0], tag, transport, scratch)
     *outs, bucket = outputs
     whole, everywhere = not op.startswith(REDUCE_SCATTER), op.startswith(ALL_REDUCE)
 
@@ -31,3 +46,20 @@ def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, A
         transport.start(tag, transport.reduce, tensors, outs, bucket, kwargs["offsets"], kwargs["shard"], whole, everywhere)
 
     return start, (tuple(args), tuple(outs), bucket), {}
+
+
+def _of_tensor(op: str, out: Operand, x: Operand, tag: str, transport: Transport, scratch: Operand | None) -> Bound:
+    """One tensor over the axis `tp`, to the end: what comes next in the program needs it."""
+
+    def gather(x: Tensor, out: Tensor) -> None:
+        transport.now(tag, transport.all_gather, memory_order(x), out)
+
+    def reduce(x: Tensor, out: Tensor, bucket: Tensor) -> None:
+        bucket[-1:].zero_()  # as above
+        whole = op == TENSOR_SUM
+        if whole and x.data_ptr() != out.data_ptr():
+            out.copy_(x)
+        shard = tensor_shard(op, x.numel(), transport.num_ranks)
+        transport.now(tag, transport.reduce, [out if whole else x], [out], bucket, (0,), shard, whole, whole)
+
+    return (gather, (x, out), {}) if op == TENSOR_GATHER else (reduce, (x, out, scratch), {})

@@ -16,6 +16,7 @@ from packhorse.capture.dtypes import LONG
 from packhorse.graph.operators import follow_elements, loss_rows
 from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
 from packhorse.runtime.random import save_random_state
+from packhorse.runtime.vocabulary import VOCABULARY_RECIPES
 
 aten = torch.ops.aten
 Recipe = Callable[..., Any]
@@ -404,6 +405,7 @@ RECIPES: dict[str, Recipe] = {
     "packhorse.grad_norm.default": grad_norm,
     "packhorse.clip_coefficient.default": clip_coefficient,
     **OPTIMIZER_RECIPES,
+    **VOCABULARY_RECIPES,
 }
 
 

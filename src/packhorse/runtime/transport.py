@@ -32,9 +32,7 @@ class Transport:
     call the ranks, by default 0, 1, ...
     """
 
-    def __init__(
-        self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None, members: Sequence[int] | None = None
-    ):
+    def __init__(self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None, members: Sequence[int] | None = None):
         self.group, self.num_ranks, self.rank, self.look_around = group, num_ranks, rank, look_around
         self.members = members or range(num_ranks)
         self.others = [r for r in range(num_ranks) if r != rank]
@@ -92,7 +90,7 @@ class Transport:
     def all_gather(self, own: Tensor, whole: Tensor) -> None:
         """own (n,) or () of every rank -> whole (ranks * n,), in the order of the ranks."""
         own = own.view(-1)
-        parts = whole.view(self.num_ranks, -1)
+        parts = whole.view(self.num_ranks, own.numel())
         works = self._exchange([own] * len(self.others), [parts[r] for r in self.others])
         parts[self.rank].copy_(own)
         _finish(works)
@@ -153,8 +151,8 @@ class Transport:
             total.add_(other)
 
     def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[tuple[int, Any]]:
-        """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes. Returns (which of `members`
-        is at the other end, what is under way)."""
+        """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes. Returns (the rank at the
+        other end, as errors call it; what is under way)."""
         works: list[tuple[int, Any]] = []
         for r, tensor in zip(self.others, received):
             if tensor.numel():
