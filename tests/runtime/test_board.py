@@ -50,7 +50,9 @@ def test_ranks_that_never_talk_to_the_one_that_is_gone_hear_of_it(ranks):
     assert text.startswith("rank 3 is gone without a word") and "in the collective 'sum 1'; Connection closed" in text
     peer, text = looks(ranks[0])
     assert peer == 3 and text.startswith("rank 3 is gone without a word") and "rank 0 was at step 3" in text
-    assert said(ranks[1], PeerError(2, "Connection closed by peer", "sum 2")).startswith("rank 3 is gone without a word")
+    with pytest.raises(PeerError, match="rank 3 is gone without a word") as caught, ranks[1].telling():
+        raise PeerError(2, "Connection closed by peer", "sum 2")
+    assert caught.value.peer == 3
 
 
 def test_who_waits_too_long_says_for_whom(ranks):

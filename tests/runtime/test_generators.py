@@ -236,6 +236,64 @@ def test_a_mirror_draws_again_what_its_original_drew_from_its_generator():
     assert torch.equal(noise.get_state(), plain.get_state())
 
 
+def test_any_operator_draws_from_a_stream():
+    """The streams of tensor parallel ranks. torch's default generator stays; so does a stream where a draw is drawn again."""
+    lines = [
+        'input %x: f32[8] = buffer "x"',
+        'input %a0: rng[] = random "inside"',
+        'input %b0: rng[] = random "outside"',
+        "%s: u8[5056] = packhorse.random_state.default(generator=<generator inside>) rng %a0 -> %a1",
+        "%y: f32[8], %mask: bool[8] = aten.native_dropout.default(%x, 0.5, True, generator=<generator inside>) rng %a1 -> %a2",
+        "%z: f32[8] = aten.rand.generator([8], generator=<generator outside>) rng %b0 -> %b1",
+        "%w: f32[8] = aten.rand.generator([8], generator=<generator inside>) rng %a2 -> %a3",
+        "%again: f32[8], %mask2: bool[8] = aten.native_dropout.default(%x, 0.5, True, generator=<generator inside>, state=%s)",
+        *(f'output %{name} = buffer "{name}"' for name in ("y", "z", "w", "again")),
+        'output %a3 = random "inside"',
+        'output %b1 = random "outside"',
+    ]
+    graph = parse_graph("graph g\n" + "\n".join(line + "  # forward" if "aten" in line or "packhorse" in line else line for line in lines) + "\n")
+    verify(graph)
+    x = torch.arange(1.0, 9.0)
+
+    def wanted():
+        """What eager draws from default generators that are where the streams are; and where those are then."""
+        found = {}
+        torch.manual_seed(3)
+        found["y"] = found["again"] = torch.nn.functional.dropout(x, 0.5)
+        found["w"] = torch.rand(8)
+        inside = torch.get_rng_state()
+        torch.manual_seed(4)
+        found["z"] = torch.rand(8)
+        return found, {"inside": inside, "outside": torch.get_rng_state()}
+
+    expected, ends = wanted()
+    generators = {"inside": torch.Generator(), "outside": torch.Generator()}
+
+    def started():
+        generators["inside"].manual_seed(3)
+        generators["outside"].manual_seed(4)
+        torch.manual_seed(2)
+        return torch.get_rng_state()
+
+    def ended(found, before):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        assert all(torch.equal(generators[name].get_state(), end) for name, end in ends.items())
+        assert torch.equal(torch.get_rng_state(), before)
+
+    before = started()
+    found = run_graph(graph, {"x": x}, generators=generators)
+    ended({name: found["buffer", name] for name in expected}, before)
+
+    held = {"x": graph.values["x"]} | {name: graph.values[name] for name in expected}
+    persistent = Persistent((make_run("b", "buffers", "buffer", list(held.items())),))
+    planned = plan_graph(graph, persistent, Options())
+    memory = allocate(persistent, torch.device("cpu"))
+    views(persistent, memory, "buffer")["x"].copy_(x)
+    before = started()
+    BoundProgram(lower(planned), Arena(planned.arena_bytes, torch.device("cpu")), memory, [], generators).run({})
+    ended(views(persistent, memory, "buffer"), before)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

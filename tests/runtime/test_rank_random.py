@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from packhorse.runtime.rank_random import INSIDE, OUTSIDE, as_rank_0s, is_random, may_be_absent, named, resumed, streams
+from packhorse.parallel.tensor.spread import INSIDE, OUTSIDE
+from packhorse.runtime.rank_random import as_rank_0s, is_random, may_be_absent, named, resumed, streams
 
 pytestmark = pytest.mark.cpu
 HOST = {"cpu": torch.device("cpu")}
@@ -82,6 +83,15 @@ def test_the_streams_of_tp_ranks():
     assert outside[0] != first[0][0] and inside[0, 1] != first[1][0, 1] and outside[1] == first[0][1]
     alike = [draws(streams(state(1), d, 0, torch.device("cpu"))[OUTSIDE].get_state()) for d in (0, 1)]
     assert alike[0] != alike[1], "also where all ranks were seeded alike"
+
+
+def test_generators_of_the_models_own_are_alike_on_all_tp_ranks():
+    saved = named({"cpu": state(1), "generator noise": state(2)}, 0) | named({"cpu": state(3), "generator noise": state(2)}, 0, 1)
+    assert list(saved) == ["random/cpu", "random/generator noise", "random.0.1/cpu"]
+    devices = WITH_STREAMS | {"generator noise": torch.device("cpu")}
+    for dp_rank in range(2):
+        found = [draws(resumed(saved, devices, dp_rank, tp_rank)["generator noise"]) for tp_rank in range(3)]
+        assert len(set(found)) == 1 and (found[0] == draws(state(2))) == (dp_rank == 0)
 
 
 def moved(states):

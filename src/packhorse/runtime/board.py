@@ -70,7 +70,7 @@ class Board:
             )
             self._tell(error.peer, text)
             text += f" ({here}; {error.seen})"
-        explained = PeerError(error.peer, error.seen, error.collective)
+        explained = PeerError(error.peer if failure is None else failure["rank"], error.seen, error.collective)
         explained.args = (text,)
         return explained
 

@@ -16,13 +16,14 @@ from packhorse.capture.dtypes import LONG, from_const
 from packhorse.errors import CheckError, PeerError, UserError
 from packhorse.graph.ir import Const
 from packhorse.graph.operators import is_collective, is_tensor_collective
+from packhorse.parallel.tensor.spread import STREAMS
 from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
 from packhorse.runtime.collectives import call_of_collective
-from packhorse.runtime.kernels import call_of, overload
+from packhorse.runtime.kernels import call_of, overload, takes_generator
 from packhorse.runtime.optimizers import LiveGroup
-from packhorse.runtime.random import drawing_from
+from packhorse.runtime.random import drawing_as, drawing_from
 from packhorse.runtime.transport import Transport
 from packhorse.units import align_up
 
@@ -116,6 +117,10 @@ class BoundProgram:
         else:
             kwargs: dict[str, Any] = dict(instruction.kwargs)
             state = kwargs.pop("state", None)
+            stream = given.name if isinstance(given := kwargs.get("generator"), Const) and given.name in STREAMS else None
+            if stream is not None:  # its call draws from the default generator
+                del kwargs["generator"]
+                kwargs |= {"generator": None} if takes_generator(instruction.op) else {}
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
             if is_collective(instruction.op) or is_tensor_collective(instruction.op):
@@ -127,6 +132,8 @@ class BoundProgram:
                 call = self._bound(*call_of(instruction.op, instruction.outputs, instruction.scratch, instruction.args, kwargs))
             if state is not None:
                 call = self._redrawing(call, state, self._getter(kwargs.get("generator")))
+            elif stream is not None:
+                call = _drawing_as(self.generators[stream], call)
             if instruction.adopts:
                 return self._adopting(call, instruction)
         return self._freeing(call, instruction.frees) if instruction.frees else call
@@ -224,6 +231,14 @@ class BoundProgram:
                 self.live -= slots.pop(name).untyped_storage().nbytes()
 
         return run_and_free
+
+
+def _drawing_as(stream: Generator, call: Callable[[], Any]) -> Callable[[], Any]:
+    def draw() -> Any:
+        with drawing_as(stream):
+            return call()
+
+    return draw
 
 
 class _Late:

@@ -416,6 +416,11 @@ def overload(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(getattr(torch.ops, namespace), packet), kind)
 
 
+def takes_generator(name: str) -> bool:
+    """The operator of a name has an argument for a generator: from the default one it draws where that is None."""
+    return name.startswith("aten.") and any(argument.name == "generator" for argument in overload(name)._schema.arguments)
+
+
 @cache
 def out_overload(name: str) -> tuple[torch._ops.OpOverload, tuple[str, ...]]:
     """The `out=` overload with the same inputs, and the names of its out arguments in the order of the results."""

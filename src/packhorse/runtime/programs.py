@@ -99,7 +99,8 @@ class Programs:
     def _make(self, name: str, micro: Any, key: tuple) -> tuple:
         """Captures and plans a program for a batch of other sizes or with other answers, for another mode of the model, or for evaluation."""
         if name == "evaluate":
-            graph, constants, questions, generators = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute)
+            sharding = None if self.plan.zero is None else self.plan.zero.sharding
+            graph, constants, questions, generators = capture_evaluation(self.model, micro, self.job.loss, self.job.widths.compute, sharding)
             if self.plan.zero is not None:
                 graph = self.plan.zero.evaluation(graph)
         else:
@@ -158,9 +159,9 @@ class Programs:
         for known in self.captured.get(key, ()):
             if known.questions.hold(tensors_of(micro)):
                 return known
-        widths = self.job.widths
-        adds = self.plan.zero is None or not self.plan.zero.partition.shards_gradients
-        made = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads, adds)
+        widths, zero = self.job.widths, self.plan.zero
+        adds, sharding = (True, None) if zero is None else (not zero.partition.shards_gradients, zero.sharding)
+        made = capture(self.model, micro, self.job.loss, self.plan.options.num_micro_batches, widths.compute, widths.grads, adds, sharding)
         self.captured.setdefault(key, []).append(made)
         return made
 

@@ -45,3 +45,17 @@ def drawing_from(saved: Tensor, generator: Generator | None = None) -> Iterator[
         yield
     finally:
         generator.set_state(before)
+
+
+@contextmanager
+def drawing_as(stream: Generator) -> Iterator[None]:
+    """Inside, torch's default generator of the stream's device goes on where the stream is; after it the stream has gone on, and the default one is
+    as it was. So any operator can draw from the stream: many, such as dropout, take no generator."""
+    default = default_generator(stream.device)
+    before = default.get_state()
+    default.set_state(stream.get_state())
+    try:
+        yield
+    finally:
+        stream.set_state(default.get_state())
+        default.set_state(before)

@@ -6,7 +6,7 @@ first rank and its own place: reproducible, and another stream than that of ever
 
 With several tp ranks no graph draws from torch's default generator (Shoeybi et al. 2019, appendix B.2): draws on values that every tp rank has alike
 come from the generator "outside", in the same state on all tp ranks of a dp rank, and draws on values that are cut from "inside", which is in another
-state on each.
+state on each. Generators of the model's own are in the same state on all tp ranks too.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Tensor
 
-OUTSIDE, INSIDE = "outside", "inside"
+from packhorse.parallel.tensor.spread import INSIDE, OUTSIDE
+
 _FIRST = "random/"
 
 
@@ -42,7 +43,7 @@ def as_rank_0s(name: str) -> str:
 
 def named(states: Mapping[str, Tensor], dp_rank: int, tp_rank: int = 0) -> dict[str, Tensor]:
     """Generator -> state of a rank, under their names in a checkpoint. What all tp ranks have alike, the first one names."""
-    return {_prefix(dp_rank, tp_rank) + name: state for name, state in states.items() if name != OUTSIDE or not tp_rank}
+    return {_prefix(dp_rank, tp_rank) + name: state for name, state in states.items() if not tp_rank or not _is_alike(name)}
 
 
 def resumed(tensors: Mapping[str, Tensor], devices: Mapping[str, torch.device], dp_rank: int, tp_rank: int = 0) -> dict[str, Tensor]:
@@ -54,7 +55,7 @@ def resumed(tensors: Mapping[str, Tensor], devices: Mapping[str, torch.device], 
     found = {}
     for name in (stored.removeprefix(_FIRST) for stored in tensors if stored.startswith(_FIRST)):
         if name not in (OUTSIDE, INSIDE):
-            found[name] = _own_or_derived(tensors, name, devices[name], dp_rank, tp_rank)
+            found[name] = _own_or_derived(tensors, name, devices[name], dp_rank, 0 if _is_alike(name) else tp_rank)
     if OUTSIDE not in devices:
         return found
     device = devices[OUTSIDE]
@@ -65,6 +66,11 @@ def resumed(tensors: Mapping[str, Tensor], devices: Mapping[str, torch.device], 
         if _FIRST + name in tensors and len(tensors[_FIRST + name]) == len(found[name]):
             found[name] = _own_or_derived(tensors, name, device, *place)
     return found
+
+
+def _is_alike(name: str) -> bool:
+    """All tp ranks of a dp rank have this generator in one state."""
+    return name not in ("cpu", "cuda", INSIDE)
 
 
 def _of_other_ranks(name: str) -> bool:

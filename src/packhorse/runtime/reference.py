@@ -1,7 +1,7 @@
 """The oracle: runs a Graph node by node, with no plan, on freshly allocated tensors. Every later stage must match it bit for bit."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.embedding_rows import ADD_ROWS
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
 from packhorse.graph.operators import VIEWS, is_tensor_collective, operator
-from packhorse.runtime.kernels import RECIPES, overload, pieces_of
+from packhorse.parallel.tensor.spread import STREAMS
+from packhorse.runtime.kernels import RECIPES, overload, pieces_of, takes_generator
 from packhorse.runtime.optimizers import LiveGroup
-from packhorse.runtime.random import drawing_from
+from packhorse.runtime.random import drawing_as, drawing_from
 from packhorse.runtime.vocabulary import VOCABULARY_RECIPES
 
 aten = torch.ops.aten
@@ -36,10 +37,16 @@ def run_graph(
         for node in graph.nodes:
             args = [_get(arg, table) for arg in node.args]
             kwargs = {key: _get(arg, table) for key, arg in node.kwargs}
+            draws: AbstractContextManager = nullcontext()
             if node.generator != "default":
                 assert generators is not None
                 kwargs["generator"] = generators[node.generator]
-            with drawing_from(kwargs.pop("state"), kwargs.get("generator")) if "state" in kwargs else nullcontext():
+                if node.generator in STREAMS:
+                    draws = drawing_as(kwargs.pop("generator"))
+                    kwargs |= {"generator": None} if takes_generator(node.op) else {}
+            if "state" in kwargs:
+                draws = drawing_from(kwargs.pop("state"), kwargs.get("generator"))
+            with draws:
                 results = _call(node, args, kwargs, groups, graph.values)
             for value, result in zip(node.outputs, results):
                 if value is not None:

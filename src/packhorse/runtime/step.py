@@ -405,13 +405,18 @@ class Step:
             self._expose_optimizer_state()
 
     def _generators(self) -> dict[str, Generator]:
-        """All that programs draw from besides torch's default one: the model's own, and with several tp ranks the two streams."""
-        mesh = self.plan.options.mesh
+        """All that programs draw from besides torch's default one: the model's own, and with several tp ranks the two streams. Those that tp ranks
+        have alike start in the state of the first of them."""
+        mesh, own = self.plan.options.mesh, self.job.generators
         if self.ranks is None or mesh.tp == 1:
-            return self.job.generators
-        state = default_generator(self.device).get_state().to(self.device)
-        first = self.ranks.all_gather(state, "random states", "tp")[0].cpu()
-        return self.job.generators | streams(first, mesh.dp_rank(self.ranks.rank), mesh.tp_rank(self.ranks.rank), self.device)
+            return own
+        states = {}
+        for name, generator in {"": default_generator(self.device), **own}.items():
+            state = generator.get_state()
+            states[name] = self.ranks.all_gather(state.to(self.device), f"random states {name}", "tp")[0].cpu()
+        for name, generator in own.items():
+            generator.set_state(states[name])
+        return own | streams(states[""], mesh.dp_rank(self.ranks.rank), mesh.tp_rank(self.ranks.rank), self.device)
 
     def _rank(self) -> int:
         return 0 if self.ranks is None else self.ranks.rank

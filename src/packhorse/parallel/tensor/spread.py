@@ -14,15 +14,12 @@ from math import prod
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Const, Graph, Input, Node, Ref, Value, contiguous_strides, map_refs
-from packhorse.graph.operators import VIEWS
+from packhorse.graph.operators import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM, VIEWS
 from packhorse.parallel.pieces import BUCKET_BYTES
 from packhorse.parallel.split import Sharding, Split
 from packhorse.parallel.tensor.placed import WHOLE, Owed, Place, Sum, Whole, local_value
 
-TENSOR_SUM = "packhorse.tensor_sum.default"
-TENSOR_SCATTER = "packhorse.tensor_scatter.default"
-TENSOR_GATHER = "packhorse.tensor_gather.default"
-OUTSIDE, INSIDE = "outside", "inside"  # the streams of random numbers (Shoeybi et al. 2019, appendix B.2)
+STREAMS = OUTSIDE, INSIDE = "outside", "inside"  # of random numbers (Shoeybi et al. 2019, appendix B.2)
 
 
 @dataclass(frozen=True)
