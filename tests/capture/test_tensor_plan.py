@@ -1,11 +1,14 @@
 """Which parameter is cut how: each model's splits, written by hand from its modules, and what is refused."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from packhorse.capture.known_plans import FAMILIES
 from packhorse.capture.tensor_plan import check_sequence, sharding_of
 from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
@@ -13,6 +16,7 @@ from packhorse.models.bert import BERT
 from packhorse.models.gpt import GPT
 from packhorse.models.lstm import LSTM
 from packhorse.parallel.split import Sharding, Split
+from packhorse.train.config_file import config_from_dict
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.cpu
@@ -73,6 +77,9 @@ def test_keys_and_values_of_fewer_heads_than_ranks_are_whole():
     assert starred(model, 2) == llama_layer("model.") | biases | ends
     alone = {key: value for key, value in biases.items() if "q_proj" in key}
     assert starred(model, 4) == llama_layer("model.", cut_keys=False) | alone | ends
+    # one head of 4 channels, which 8 ranks have whole: no matter that they do not divide it
+    single = made("LlamaForCausalLM", **SMALL | {"num_attention_heads": 8}, num_key_value_heads=1)
+    assert starred(single, 8) == llama_layer("model.", cut_keys=False) | ends
 
 
 def test_gpt2_has_its_weights_transposed_and_three_blocks_in_one():
@@ -254,6 +261,21 @@ def test_a_plan_of_ones_own():
     assert splits(Two(), 2, later)["gate"] == Split(0, (2, 2))
 
 
+def test_a_parameter_that_is_no_layers_is_named_itself():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
+    plan = {"self_attn.in_proj_*": ("column", 3), "self_attn.out_proj": "row", "linear1": "column", "linear2": "row"}
+    assert starred(model, 2, plan) == {
+        "layers.*.self_attn.in_proj_weight": (0, (16, 16, 16), 0),
+        "layers.*.self_attn.in_proj_bias": (0, (16, 16, 16), 0),
+        "layers.*.self_attn.out_proj.weight": (1, (16,), 0),
+        "layers.*.linear1.weight": (0, (32,), 0),
+        "layers.*.linear1.bias": (0, (32,), 0),
+        "layers.*.linear2.weight": (1, (32,), 0),
+    }
+    with pytest.raises(UserError, match=r"layers.0.self_attn.in_proj_weight is of an attention with 4 heads, .* degrees that work: 2, 4$"):
+        splits(model, 8, plan)
+
+
 def test_the_callers_words_come_before_the_models_own():
     model = made("LlamaForCausalLM", **SMALL, num_key_value_heads=2)
     found = splits(model, 2, {"layers.*.self_attn": "whole", "lm_head": "whole"})
@@ -271,8 +293,18 @@ def test_a_model_inside_another_has_its_plan():
             self.inner = made("LlamaForCausalLM", **SMALL, num_key_value_heads=2)
             self.score = nn.Linear(96, 1)
 
+    class Scored(Wrapped):
+        tensor_plan = {"score": "row", "inner.lm_head": "whole"}  # noqa: RUF012
+
     ends = {"inner.model.embed_tokens.weight": VOCAB, "inner.lm_head.weight": VOCAB}
     assert starred(Wrapped()) == llama_layer("inner.model.") | ends
+    assert starred(Scored()) == llama_layer("inner.model.") | {"inner.model.embed_tokens.weight": VOCAB, "score.weight": (1, (96,), 0)}
+
+
+def test_a_whole_name_comes_before_an_end_of_one():
+    model = nn.ModuleDict({"up": nn.Linear(4, 8), "block": nn.ModuleDict({"up": nn.Linear(4, 8)})})
+    assert splits(model, 2, {"up": "column"}).keys() == {"up.weight", "up.bias"}
+    assert splits(model, 2, {"*.up": "column"}).keys() == {"block.up.weight", "block.up.bias"}
 
 
 REFUSED = [
@@ -371,3 +403,25 @@ def test_sequences():
         check_sequence(cut, [(8, 3)])
     with pytest.raises(BatchError, match=r"no tensor of the batch has a sequence"):
         check_sequence(cut, [(8,)])
+
+
+def test_the_page_about_plans_says_what_is_there():
+    page = (Path(__file__).parents[2] / "docs" / "tensor.md").read_text()
+    (file,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    mesh = config_from_dict(tomllib.loads(file)).mesh
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.up, self.down = nn.Linear(8, 24), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block()])
+
+    found = splits(Model(), mesh.tp, mesh.tensor_plan, sequence_parallel=mesh.sequence_parallel)
+    weights = {"qkv": Split(0, (8, 8, 8)), "up": Split(0, (16,)), "down": Split(1, (16,))}
+    assert {name: found[f"blocks.0.{name}.weight"] for name in weights} == weights
+    (families,) = re.findall(r"would gather what is fused: (.*?);", page, re.S)
+    assert set(re.split(r",\s+", families)) == set(FAMILIES)

@@ -22,7 +22,7 @@ _T5 = {
     "block.*.layer.*.DenseReluDense.wo": "row",
 }
 _GATE_UP = {"layers.*.mlp.gate_up_proj": ("column", 2)}
-_PLANS: dict[str, dict[str, Any]] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "bert": _BERT,
     "bloom": {
         "word_embeddings": "vocab",
@@ -74,7 +74,7 @@ _PLANS: dict[str, dict[str, Any]] = {
 def known_plan(config: Any) -> dict[str, Any]:
     """The plan of a Hugging Face configuration's family; empty where it has none here."""
     kind = getattr(config, "model_type", None)
-    found = dict(_PLANS.get(kind, {})) if isinstance(kind, str) else {}
+    found = dict(FAMILIES.get(kind, {})) if isinstance(kind, str) else {}
     if kind == "phi3":
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head

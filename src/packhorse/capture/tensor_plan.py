@@ -118,21 +118,16 @@ def _sources(model: nn.Module, given: Mapping[str, Any] | None) -> Iterator[_Sou
                 '{"layers.*.mlp.up_proj": "column", "layers.*.mlp.down_proj": "row"}'
             )
         yield _Source("tensor_plan", "", given, True)
-    found: list[list[_Source]] = []
-    inside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()  # of what Hugging Face's parts say, the whole says all
     for name, module in model.named_modules():
-        if name.startswith(inside):
-            continue
-        own = [
-            _Source(f"{type(module).__name__}.tensor_plan", name, getattr(module, "tensor_plan", None) or {}, True),
-            _Source(f"the plan of {type(module).__name__}", name, known_plan(getattr(module, "config", None)), False),
-            _Source(f"{type(module).__name__}'s own plan", name, getattr(module, "_tp_plan", None) or {}, False),
-        ]
-        if any(source.plan for source in own):
-            found.append([source for source in own if source.plan])
-            inside = (*inside, f"{name}." if name else "")
-    # sources of modules beside each other say nothing of each other's parameters, so their order is no matter
-    yield from (source for sources in found for source in sources)
+        kind, own = type(module).__name__, getattr(module, "tensor_plan", None)
+        if own:
+            yield _Source(f"{kind}.tensor_plan", name, own, True)
+        if not name.startswith(inside):
+            known, theirs = known_plan(getattr(module, "config", None)), getattr(module, "_tp_plan", None) or {}
+            yield _Source(f"the plan of {kind}", name, known, False)
+            yield _Source(f"{kind}'s own plan", name, theirs, False)
+            inside = (*inside, f"{name}." if name else "") if known or theirs else inside
 
 
 def _read(reading: _Reading, source: _Source, level: int) -> None:

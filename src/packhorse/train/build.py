@@ -96,7 +96,6 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
     """The plan of one step, as `rank` runs it. Only the shapes of the batch count, so no data is read. Raises what `plan` raises."""
     ids = torch.zeros(config.data.micro_batch_size, config.data.seq_len, dtype=torch.int64)
     micro_batches = [named(config.model, ids, ids.clone()) for _ in range(config.num_micro_batches)]
-    tensor = {"tensor_plan": config.mesh.tensor_plan or None, "sequence_parallel": config.mesh.sequence_parallel} if config.ranks.tp > 1 else {}
     return engine.plan(
         model,
         _as_batch(micro_batches),
@@ -110,7 +109,8 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         mesh=config.ranks,
         rank=rank,
         zero_stage=config.mesh.zero_stage,
-        **tensor,
+        tensor_plan=config.mesh.tensor_plan or None,
+        sequence_parallel=config.mesh.sequence_parallel,
     )
 
 
