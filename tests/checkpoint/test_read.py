@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from packhorse.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
-from packhorse.checkpoint.layout import Manifest
-from packhorse.checkpoint.read import Checkpoint
+from packhorse.checkpoint.layout import Manifest, encode_manifest
+from packhorse.checkpoint.read import Checkpoint, open_checkpoint
 from packhorse.checkpoint.reshard import reshard
 from packhorse.errors import CheckpointError
 
@@ -79,8 +79,8 @@ def test_no_folder_and_foreign_folders(tmp_path):
 
 
 def test_unknown_version_says_both(folder):
-    forge(folder, version=3)
-    refused(folder, "format version 3, and this packhorse reads versions 1 to 2")
+    forge(folder, version=4)
+    refused(folder, "format version 4, and this packhorse reads versions 1 to 3")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_newest_skips_what_is_not_whole_and_says_why(tmp_path):
     (tmp_path / "step-40").mkdir()
     (tmp_path / ".staging-step-50-1").mkdir()
     (tmp_path / "step-x").mkdir()
-    said = []
+    said: list[str] = []
     assert newest_checkpoint(tmp_path, said.append) == tmp_path / "step-10"
     assert [line.split(":")[0] for line in said] == ["skipped step-40", "skipped step-30"]
     shutil.rmtree(tmp_path / "step-10")
@@ -278,3 +278,53 @@ def test_a_part_of_a_tensor_is_read_in_the_order_of_memory_that_is_asked_for(tmp
         strides = moved.permute([order.index(dim) for dim in range(3)]).stride()
         assert saved.part("w", (2, 3, 4), strides, 5, 17).tolist() == moved.reshape(-1)[5:17].tolist()
     assert saved.part("w", (2, 3, 4), (12, 4, 1), 3, 3).numel() == 0
+
+
+# -- of tensor parallel ranks: w of (4, 6) in two parts, of columns 0 and 3 to 5, and of columns 1 and 2 --------------------------------
+
+
+PARTS = (1, (((0, 1), (3, 6)), ((1, 3),)))
+
+
+@pytest.fixture
+def parts(tmp_path):
+    w = torch.arange(24.0).view(4, 6)
+    save_file({"w": w[:, [0, 3, 4, 5]].reshape(-1).clone()}, tmp_path / "rank-0000.safetensors")
+    save_file({"w": w[:, [1, 2]].reshape(-1).clone()}, tmp_path / "rank-0001.safetensors")
+    files = {path.name: entry(path) for path in sorted(tmp_path.glob("rank-*"))}
+    pieces = {"w": (("rank-0000.safetensors", 0, 16), ("rank-0001.safetensors", 16, 24))}
+    manifest = Manifest(files, {"w": ("F32", (4, 6))}, {}, {}, {}, pieces, {"w": PARTS})
+    (tmp_path / "manifest.json").write_bytes(encode_manifest(manifest))
+    return tmp_path
+
+
+def test_parts_are_put_together(parts):
+    assert torch.equal(read_checkpoint(parts)[0]["w"], torch.arange(24.0).view(4, 6))
+    saved = open_checkpoint(parts)
+    assert [saved.elements("w", first, end).tolist() for first, end in ((0, 0), (3, 4), (2, 17))] == [[], [3], list(range(2, 17))]
+
+
+@pytest.mark.parametrize(
+    ("split", "match"),
+    [
+        ([1, [[[0, 1], [3, 6]], [[2, 4]]]], "the parts of 'w' are not dim 1 of .*leaves a gap after"),
+        ([1, [[[0, 1], [3, 6]], [[0, 2]]]], "overlaps"),
+        ([1, [[[0, 1], [3, 6]], [[1, 2]]]], "leaves a gap after"),
+        ([1, [[[0, 1], [3, 7]], [[1, 3]]]], "end at 7 of 6"),
+        ([1, [[[0, 1], [3, 6]], [[1, 3], [6, 6]]]], "is empty"),
+        ([1, []], "end at 0 of 6"),
+        ([0, PARTS[1]], "end at 6 of 4"),
+        ([2, PARTS[1]], "is not the manifest"),
+        ([-1, PARTS[1]], "is not the manifest"),
+        ([1, [[5]]], "is not the manifest"),
+        (5, "is not the manifest"),
+    ],
+)
+def test_parts_with_a_gap_an_overlap_or_of_another_shape(parts, split, match):
+    forge(parts, parts={"w": split})
+    refused(parts, match)
+
+
+def test_parts_of_a_tensor_that_is_not_there(parts):
+    forge(parts, parts={"w": PARTS, "x": PARTS})
+    refused(parts, "is not the manifest")

@@ -3,6 +3,8 @@
 With a 16-bit `compute` (capture/precision.py) a wide parameter has two tensors: the 16-bit copy that the step computes with (role "param") and
 the model's own, its master weight (role "master"). A parameter that is 16-bit itself gets a wide master weight instead. The optimizer works on
 master weights; its states have their dtype (ZeRO, section 3.1: K = 12 bytes a parameter with Adam).
+
+Of a parameter that tensor parallel ranks share there is this rank's part, in everything. ZeRO cuts it once more.
 """
 
 from dataclasses import dataclass
@@ -17,8 +19,12 @@ from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Value
 from packhorse.optim.elementwise import is_fused
 from packhorse.optim.table import describe
+from packhorse.parallel.part import Part, part_of
 from packhorse.parallel.partition import Partition
+from packhorse.parallel.split import Sharding
 from packhorse.planning.persistent import ALIGNMENT, Persistent, Run, divided, like, make_run, shard_of
+
+WORDS = ("whole", "split")  # in the names of runs, where some parameters are cut over tp ranks and some are not
 
 
 @dataclass(frozen=True)
@@ -55,27 +61,31 @@ def flat_storage(
     clip_norm: float | None,
     widths: Widths,
     partition: Partition | None = None,
+    sharding: Sharding | None = None,
 ) -> tuple[Persistent, list[Owned]]:
     """Every run of persistent storage, and those that the optimizer updates.
 
     Parameters with the same (dtype, computed dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order; with a
-    partition, those of the same unit.
+    partition, those of the same unit; with a sharding, those that are cut over the tp ranks, or those that every rank has whole.
     """
     trained = captured.trained()
     group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     bundles: dict[tuple, list[tuple[str, Value]]] = {}
-    for name, param in distinct(model.named_parameters(remove_duplicate=False)).items():
+    parameters = distinct(model.named_parameters(remove_duplicate=False))
+    parts = _parts(parameters, sharding)
+    for name, param in parameters.items():
         group = group_of.get(id(param))
         unit = partition.units[name] if partition else ""
-        key = (param.dtype, computed_dtype(param, widths.compute), param.requires_grad, name in trained, group, unit)
-        bundles.setdefault(key, []).append((name, _value(name, param)))
+        key = (param.dtype, computed_dtype(param, widths.compute), param.requires_grad, name in trained, group, unit, name in parts)
+        bundles.setdefault(key, []).append((name, _value(name, param, parts.get(name))))
     runs, owned = [], []
-    for (own, computed, requires_grad, has_grad, group, unit), tensors in bundles.items():
+    for (own, computed, requires_grad, has_grad, group, unit, is_split), tensors in bundles.items():
         label = (
             f"{SHORT[own]}."
             + (f"g{group}" if group is not None else "nogroup")
             + ("" if requires_grad else ".frozen")
             + ("" if has_grad or not requires_grad else ".unused")
+            + (f".{WORDS[is_split]}" if sharding else "")
             + (f".{unit}" if partition else "")
         )
         updated = has_grad and group is not None
@@ -83,7 +93,7 @@ def flat_storage(
         grads = (widths.grads or computed) if has_grad else computed
         # the same element offsets in every run, each of them aligned in the narrowest
         align = ALIGNMENT // min(dtype.itemsize for dtype in (own, computed, master or own, grads))
-        first = make_run(f"param.{label}", "parameters", "param", tensors, align)
+        first = make_run(f"param.{label}", "parameters", "param", tensors, align, parts)
         if partition:
             first = divided(first, partition.num_ranks, partition.rank, align)
         params = _held(like(first, first.name, "parameters", "param", SHORT[computed]), partition, 3)
@@ -112,7 +122,7 @@ def flat_storage(
 
 def _held(run: Run, partition: Partition | None, stage: int) -> Run:
     """What this rank holds of a run that is sharded from `stage` on."""
-    return shard_of(run) if partition and partition.stage >= stage else run
+    return shard_of(run) if partition and partition.num_ranks > 1 and partition.stage >= stage else run
 
 
 def _numbers(name: str, count: int, group: dict) -> Run:
@@ -126,13 +136,13 @@ def _constants(captured: Captured) -> list[tuple[str, Value]]:
 
 
 def _metrics(captured: Captured, owned: list[Owned], clip_norm: float | None, scaled: bool, partition: Partition | None) -> list[tuple[str, Value]]:
-    """loss; losses, of every rank, where there are several; grad_norm where something is made of it; clip_coefficient; inverse_scale, what
-    gradients are multiplied by against the loss scale, and grad_factor, both factors in one."""
+    """loss; losses, of every data parallel rank, where there are several; grad_norm where something is made of it; clip_coefficient; inverse_scale,
+    what gradients are multiplied by against the loss scale, and grad_factor, both factors in one."""
     loss = next(captured.micro.values[o.name] for o in captured.micro.outputs if o.role == "metric")
     norm = norm_dtype(captured, owned)
     names = ["grad_norm"] * (clip_norm is not None or scaled) + ["clip_coefficient"] * (clip_norm is not None)
     names += ["inverse_scale"] * scaled + ["grad_factor"] * (scaled and clip_norm is not None)
-    every = [("losses", Value("losses", loss.dtype, (partition.num_ranks,), (1,)))] if partition else []
+    every = [("losses", Value("losses", loss.dtype, (partition.num_ranks,), (1,)))] if partition and partition.num_ranks > 1 else []
     return [("loss", Value("loss", loss.dtype, (), ())), *every, *((name, Value(name, norm, (), ())) for name in names)]
 
 
@@ -149,5 +159,17 @@ def _by_dtype(name: str, kind: str, role: str, tensors: list[tuple[str, Value]])
     return [make_run(f"{name}.{dtype}", kind, role, group) for dtype, group in bundles.items()]
 
 
-def _value(name: str, tensor: torch.Tensor) -> Value:
+def _value(name: str, tensor: torch.Tensor, part: Part | None = None) -> Value:
+    if part is not None:
+        return Value(name, SHORT[tensor.dtype], part.local_shape, part.local_strides)
     return Value(name, SHORT[tensor.dtype], tuple(tensor.shape), dense_strides(tensor))
+
+
+def _parts(parameters: dict[str, torch.Tensor], sharding: Sharding | None) -> dict[str, Part]:
+    """Of the parameters that are cut, what this rank has."""
+    if sharding is None:
+        return {}
+    return {
+        name: part_of(tuple(parameters[name].shape), dense_strides(parameters[name]), split, sharding.degree, sharding.rank)
+        for name, split in sharding.splits.items()
+    }

@@ -4,14 +4,15 @@
     step-500/tensors.safetensors      of one rank: every tensor once, in its shape
     step-500/rank-0003.safetensors    of several ranks: what rank 3 has saved, each a flat piece of the tensor of that name
 
-Which elements of a tensor are in which file, the manifest says: [first, end) in the order of memory, as its `strides` have it. Each element is in one
-file, so where a rank's shard ends does not matter to whoever reads.
+Which elements of a tensor are in which file, the manifest says: [first, end) in the order in which they are stored. That is the order of memory, as
+its `strides` have it. A tensor that tensor parallel ranks had cut is stored part after part, each in the order of memory and without padding, and
+`parts` has which lines of the dim are in which part. Each element is in one file, so where a part or a shard ends does not matter to whoever reads.
 
 A checkpoint is built under `.staging-NAME-PID` beside its place and renamed there when everything is on disk. To replace an earlier
 checkpoint of that name, the earlier one is first renamed to `.replaced-NAME`; a reader that finds no NAME looks there, so that at no
 instant is there neither.
 
-Version 1 had one file, and no strides and pieces in its manifest.
+Version 1 had one file, and no strides and pieces in its manifest. Version 2 has no parts, and is written where there are none.
 """
 
 import hashlib
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from packhorse.errors import CheckpointError
-from packhorse.graph.ir import Value
+from packhorse.graph.ir import Value, contiguous_strides
+from packhorse.parallel.part import Part, Ranges, gaps
 
 FORMAT = "packhorse-checkpoint"
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 STEP_PREFIX = "step-"
@@ -40,6 +42,7 @@ class Manifest:
 
     `aliases`: name of a tied tensor -> the name under which its bytes are stored. `meta`: JSON-able values of the caller. `strides`: name -> strides
     in elements of a tensor that is stored in another order than row by row. `pieces`: name -> (file, first, end), ascending, without gap or overlap.
+    `parts`: name -> (dim, ranges of it in each part) of a tensor that is stored part after part.
     """
 
     files: dict[str, tuple[int, str]]
@@ -48,6 +51,19 @@ class Manifest:
     meta: dict[str, Any]
     strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
     pieces: dict[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict)
+    parts: dict[str, tuple[int, tuple[Ranges, ...]]] = field(default_factory=dict)
+
+    def strides_of(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, in elements."""
+        return self.strides.get(name) or contiguous_strides(self.tensors[name][1])
+
+    def parts_of(self, name: str) -> list[Part]:
+        """The parts in which a tensor is stored, in their order; none if it is stored as a whole."""
+        if name not in self.parts:
+            return []
+        (dim, ranges), shape = self.parts[name], self.tensors[name][1]
+        widths = [sum(end - start for start, end in those) for those in ranges]
+        return [Part(shape, self.strides_of(name), dim, ranges, rank, width) for rank, width in enumerate(widths)]
 
     def count(self, name: str) -> int:
         """Elements of a tensor."""
@@ -71,6 +87,8 @@ def is_file_of_ours(name: str) -> bool:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Manifest -> the bytes of manifest.json. Raises CheckpointError if `meta` holds something that is not JSON."""
     body = {"format": FORMAT, "version": VERSION} | asdict(manifest)
+    if not manifest.parts:
+        body = {name: value for name, value in body.items() if name != "parts"} | {"version": 2}
     try:
         canonical = _canonical(body)
     except (TypeError, ValueError) as error:
@@ -92,7 +110,7 @@ def decode_manifest(encoded: bytes, path: Path) -> Manifest:
             raise foreign
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise foreign from error
-    if body.get("version") not in (1, VERSION):
+    if body.get("version") not in range(1, VERSION + 1):
         raise CheckpointError(
             f"{path} has format version {body.get('version')!r}, and this packhorse reads versions 1 to {VERSION}; "
             "load it with the version of packhorse that wrote it"
@@ -106,10 +124,13 @@ def decode_manifest(encoded: bytes, path: Path) -> Manifest:
 
 
 def check_pieces(manifest: Manifest, path: Path) -> None:
-    """Raises CheckpointError naming the first tensor of which the pieces are not each element once, or not in files that are listed."""
+    """Raises CheckpointError naming the first tensor of which the pieces or parts are not each element once, or not in files that are listed."""
     if manifest.pieces.keys() != manifest.tensors.keys():
         name = min(manifest.pieces.keys() ^ manifest.tensors.keys())
         raise CheckpointError(f"{path} does not list the tensors that its files hold: {name!r}; load another checkpoint")
+    for name, (dim, ranges) in manifest.parts.items():
+        if wrong := gaps(ranges, manifest.tensors[name][1][dim]):
+            raise CheckpointError(f"{path}: the parts of {name!r} are not dim {dim} of {manifest.tensors[name][1]}: {wrong}; load another checkpoint")
     for name, pieces in manifest.pieces.items():
         at, files = 0, [file for file, _, _ in pieces]
         if len(set(files)) < len(files) or not set(files) <= manifest.files.keys():
@@ -139,7 +160,11 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if any(len(steps) != len(tensors[name][1]) or not Value(name, "u8", tensors[name][1], steps).is_dense for name, steps in strides.items()):
         raise ValueError("strides that do not fit a shape")
     pieces = {name: tuple((str(file), int(first), int(end)) for file, first, end in found) for name, found in body["pieces"].items()}
-    return Manifest(files, tensors, aliases, meta, strides, pieces)
+    split = body["parts"].items() if body["version"] > 2 else ()
+    parts = {name: (int(dim), tuple(tuple((int(a), int(b)) for a, b in those) for those in ranges)) for name, (dim, ranges) in split}
+    if not parts.keys() <= tensors.keys() or any(not 0 <= dim < len(tensors[name][1]) for name, (dim, _) in parts.items()):
+        raise ValueError("parts of what is not there")
+    return Manifest(files, tensors, aliases, meta, strides, pieces, parts)
 
 
 def step_of(folder: Path) -> int | None:

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from packhorse.checkpoint.layout import MANIFEST, Manifest, check_pieces, decode_manifest, replaced_path
+from packhorse.checkpoint.rows import Read, collected, for_part, from_part
 from packhorse.checkpoint.stream import DTYPES
 from packhorse.errors import CheckpointError
-from packhorse.graph.ir import contiguous_strides
+from packhorse.parallel.part import Part
 from packhorse.planning.placement import same_layout
+from packhorse.runtime.parts import in_memory_order
 from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.together import of_each
-from packhorse.runtime.transport import memory_order
 
 _CHUNK_BYTES = 4 * 2**20
 
@@ -36,7 +38,7 @@ class Checkpoint:
         """The name under which the tensor's bytes are stored."""
         return self.manifest.aliases.get(name, name)
 
-    def elements(self, name: str, first: int, end: int) -> Tensor:
+    def stored(self, name: str, first: int, end: int) -> Tensor:
         """Elements [first, end) of a stored tensor, in the order in which it is stored: (end - first,)."""
         found = [
             self._file(file).get_tensor(name).view(-1)[max(first, low) - low : min(end, high) - low]
@@ -44,27 +46,45 @@ class Checkpoint:
             if max(first, low) < min(end, high)
         ]
         if not found:
-            return torch.empty(0, dtype=DTYPES[self.manifest.tensors[name][0]])
+            return torch.empty(0, dtype=self.dtype(name))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def elements(self, name: str, first: int, end: int) -> Tensor:
+        """Elements [first, end) of a stored tensor in the order of memory: (end - first,). Of one that is stored in parts only these are read."""
+        parts = self.manifest.parts_of(name)
+        if not parts:
+            return self.stored(name, first, end)
+        sources = [from_part(part, partial(self._stored_after, name, part.first)) for part in parts]
+        return collected(first, end, parts[0].row, sources, self.dtype(name))
 
     def whole(self, name: str) -> Tensor:
         """A whole tensor, in its shape."""
         name = self.owner(name)
         shape = self.manifest.tensors[name][1]
-        return self.elements(name, 0, self.manifest.count(name)).as_strided(shape, self.strides(name))
+        return self.elements(name, 0, self.manifest.count(name)).as_strided(shape, self.manifest.strides_of(name))
 
-    def part(self, name: str, shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> Tensor:
-        """Elements [first, end) of the tensor as if it had these strides. The whole of it is read only where they are others than the stored ones."""
-        owner = self.owner(name)
-        if first < end and not same_layout(tuple(shape), tuple(strides), self.strides(owner)):
-            return memory_order(torch.empty_strided(shape, strides, dtype=DTYPES[self.manifest.tensors[owner][0]]).copy_(self.whole(owner)))[
-                first:end
-            ]
-        return self.elements(owner, first, end)
+    def part(self, name: str, shape: Sequence[int], strides: Sequence[int], first: int, end: int, part: Part | None = None) -> Tensor:
+        """Elements [first, end) of the tensor as if it had these strides, or of a part of it, without padding. The whole of it is read only where the
+        strides are others than the stored ones."""
+        name = self.owner(name)
+        if first < end and not same_layout(tuple(shape), tuple(strides), self.manifest.strides_of(name)):
+            whole = in_memory_order(self.whole(name), shape, strides)
+            return whole[first:end] if part is None else self._of_part(name, part, first, end, lambda low, high: whole[low:high])
+        if part is None:
+            return self.elements(name, first, end)
+        if self.manifest.parts.get(name) == (part.dim, part.ranges):
+            return self.stored(name, part.first + first, part.first + end)
+        return self._of_part(name, part, first, end, partial(self.elements, name))
 
-    def strides(self, name: str) -> tuple[int, ...]:
-        """Of a stored tensor, in elements."""
-        return self.manifest.strides.get(name) or contiguous_strides(self.manifest.tensors[name][1])
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a stored tensor."""
+        return DTYPES[self.manifest.tensors[name][0]]
+
+    def _of_part(self, name: str, part: Part, first: int, end: int, read: Read) -> Tensor:
+        return collected(first, end, part.lines * part.inner, [for_part(part, read)], self.dtype(name))
+
+    def _stored_after(self, name: str, offset: int, first: int, end: int) -> Tensor:
+        return self.stored(name, offset + first, offset + end)
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
@@ -104,7 +124,7 @@ def verify_checkpoint(folder: Path, ranks: Ranks | None = None) -> Manifest:
         whole = _present(folder)
         found, digest = _read_manifest(whole / MANIFEST)
         manifest.append(found)
-        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.mesh.dp)
+        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.mesh.world_size)
         for name in sorted(found.files)[rank::count]:
             _check_file(whole, name, found)
         _require_nothing_else(whole, found)

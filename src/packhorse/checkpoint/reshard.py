@@ -1,7 +1,7 @@
-"""A checkpoint of any number of ranks -> the same one in as many files as asked for. It streams: no tensor is ever whole in memory.
+"""A checkpoint of any mesh -> the same one in as many files as asked for. It streams: no tensor is ever whole in memory.
 
 A job loads a checkpoint of any number of files; fewer of them are for people and other programs (one file has every tensor in its shape), as many as
-ranks for disks that are faster together. The files get equal shares of the bytes.
+ranks for disks that are faster together. The files get equal shares of the bytes. Tensors that tensor parallel ranks had cut are put together.
 """
 
 import os
@@ -35,7 +35,7 @@ def reshard(source: Path, out: Path, num_files: int) -> int:
         files = {name: write_tensors(staging / name, _streamed(saved, share, num_files)) for name, share in zip(names, shares)}
         pieces = {tensor: tuple((name, *share[tensor]) for name, share in zip(names, shares) if tensor in share) for tensor in saved.manifest.tensors}
         pieces = {tensor: tuple(piece for piece in found if piece[1] < piece[2]) for tensor, found in pieces.items()}
-        commit(staging, out, replace(saved.manifest, files=files, pieces=pieces))
+        commit(staging, out, replace(saved.manifest, files=files, pieces=pieces, parts={}))
     return sum(size_bytes for size_bytes, _ in files.values())
 
 

@@ -13,7 +13,7 @@ from packhorse.checkpoint.stream import DTYPES
 from packhorse.checkpoint.write import write_checkpoint
 from packhorse.errors import CheckpointError
 from packhorse.runtime.held import Piece
-from packhorse.runtime.rank_random import as_rank_0s, of_other_ranks
+from packhorse.runtime.rank_random import as_rank_0s, may_be_absent
 from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.together import from_first, together
 
@@ -40,8 +40,8 @@ def save(path: str | PathLike[str], step: Stateful, extra: Mapping[str, Any] | N
 def load(path: str | PathLike[str], step: Stateful) -> dict[str, Any]:
     """Puts `step` where it was when the checkpoint `path` was saved, and returns the `extra` of that time.
 
-    It may have been saved at any other number of ranks and stage of ZeRO. With several ranks every rank calls it, and path is rank 0's; each reads
-    only what it holds. Rank r goes on with the random state that rank r saved (runtime/rank_random.py says what a rank does that there was not).
+    It may have been saved on any other mesh and at any other stage of ZeRO. With several ranks every rank calls it, and path is rank 0's; each reads
+    only what it holds. A rank goes on with the random state that it saved (runtime/rank_random.py says what a rank does that there was not).
     Raises CheckpointError, on every rank and before anything changes, if the checkpoint is not whole or was saved from a model or optimizer whose
     tensors have other names, shapes or dtypes; the first difference is named.
     """
@@ -57,7 +57,8 @@ def load(path: str | PathLike[str], step: Stateful) -> dict[str, Any]:
 
 
 class _Contents(Mapping[str, Tensor]):
-    """The tensors of a checkpoint as a step wants them, pieces flat. Each is read when it is looked up, so that none waits in memory."""
+    """The tensors of a checkpoint as a step wants them, pieces flat and without padding. Each is read when it is looked up, so that none waits in
+    memory."""
 
     def __init__(self, saved: Checkpoint, wanted: Mapping[str, Tensor | Piece]):
         self.saved, self.wanted = saved, wanted
@@ -65,7 +66,7 @@ class _Contents(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         piece = self.wanted.get(name)
         if isinstance(piece, Piece):
-            return self.saved.part(name, piece.shape, piece.strides, piece.begin, piece.begin + piece.held.numel())
+            return self.saved.part(name, piece.shape, piece.strides, *piece.span, piece.part)
         return self.saved.whole(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -82,8 +83,8 @@ def _ranks(step: Stateful) -> Ranks | None:
 def _require_same(saved: Checkpoint, wanted: Mapping[str, Tensor | Piece], path: Path) -> None:
     stored = saved.manifest.tensors
     found = {name: _describe(DTYPES[stored[saved.owner(name)][0]], stored[saved.owner(name)][1]) for name in (*stored, *saved.manifest.aliases)}
-    found = {name: words for name, words in found.items() if not of_other_ranks(name)}
-    expected = {as_rank_0s(name): _described(tensor) for name, tensor in wanted.items()}
+    found = {name: words for name, words in found.items() if not may_be_absent(name)}
+    expected = {as_rank_0s(name): _described(tensor) for name, tensor in wanted.items() if not may_be_absent(as_rank_0s(name))}
     for name in sorted(found.keys() | expected.keys()):
         seen, here = found.get(name, "absent"), expected.get(name, "absent")
         if seen != here:

@@ -150,23 +150,29 @@ def _write_own(staging: Path, folder: Path, tensors: Mapping[str, Tensor | Piece
     pieces = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Piece)}
     owners, aliases = _tied({name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)})
     name = TENSORS if ranks is None else rank_file(ranks.rank)
-    own = {n: p.held[p.saved[0] - p.begin : p.saved[1] - p.begin] for n, p in pieces.items() if p.saved[0] < p.saved[1]}
+    spans = {n: p.without_padding(*p.saved) for n, p in pieces.items()}
+    own = {n: p.to_save() for n, p in pieces.items() if spans[n][0] < spans[n][1]}
     with saving(folder, staging):
         content = write_tensors(staging / name, owners | own)
-    ranges = {n: (0, tensor.numel()) for n, tensor in owners.items()} | {n: p.saved for n, p in pieces.items()}
+    ranges = {n: (0, tensor.numel()) for n, tensor in owners.items()}
+    for n, p in pieces.items():
+        before = p.part.first if p.part else 0
+        ranges[n] = before + spans[n][0], before + spans[n][1]
     return {
         "files": {name: content},
         "tensors": {n: words for n, words in described.items() if n not in aliases},
         "aliases": aliases,
         "strides": {n: p.strides for n, p in pieces.items() if not same_layout(p.shape, p.strides, contiguous_strides(p.shape))},
         "pieces": {n: [(name, first, end)] if first < end else [] for n, (first, end) in ranges.items()},
+        "parts": {n: (p.part.dim, p.part.ranges) for n, p in pieces.items() if p.part},
     }
 
 
 def _manifest(reports: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
-    """What all ranks tell, as one. The shards of a tensor are in the order of the ranks."""
+    """What all ranks tell, as one."""
     merged: dict[str, Any] = {key: {name: value for report in reports for name, value in report[key].items()} for key in reports[0]}
-    merged["pieces"] = {name: tuple(tuple(p) for report in reports for p in report["pieces"].get(name, ())) for name in merged["tensors"]}
+    found = {name: [tuple(piece) for report in reports for piece in report["pieces"].get(name, ())] for name in merged["tensors"]}
+    merged["pieces"] = {name: tuple(sorted(pieces, key=lambda piece: piece[1:])) for name, pieces in found.items()}
     return Manifest(**merged, meta=meta)
 
 

@@ -6,13 +6,18 @@ of its optimizer states have the same offsets, so that an optimizer works on who
 
 With several data parallel ranks a run is cut into as many equal shards, one a rank (ZeRO, section 5.1). A rank holds the whole run and owns one shard
 of it, or holds its shard alone: then the slots are pieces, the part of each tensor that lies in the shard.
+
+Of a parameter that is cut over tensor parallel ranks a slot is this rank's part (parallel/part.py), and a run holds such parts only or none. A part's
+padding is real memory, zero in parameters and gradients, and a line of its own in the ledger ("stated padding").
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Graph, Value
+from packhorse.parallel.part import Part
 from packhorse.units import align_up
 
 ALIGNMENT = 64
@@ -30,13 +35,21 @@ ROLES = {
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One tensor inside a run, or a piece of one. `offset` in bytes from the start of the run; `value` gives dtype, shape and strides, flat for
-    a piece, whose first element is the tensor's number `begin` in the order of memory."""
+    a piece, whose first element is the tensor's number `begin` in the order of memory. part: which elements of a larger tensor this one is."""
 
     role: str
     target: str
     offset: int
     value: Value
     begin: int = 0
+    part: Part | None = None
+
+    @property
+    def stated_padding(self) -> int:
+        """Elements here that are in no tensor of the model."""
+        if self.part is None:
+            return 0
+        return self.value.num_elements - self.part.before(self.begin + self.value.num_elements) + self.part.before(self.begin)
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,21 @@ class Run:
     @property
     def padding_bytes(self) -> int:
         return self.num_bytes - sum(slot.value.extent_bytes for slot in self.slots)
+
+    @property
+    def stated_padding_bytes(self) -> int:
+        """Of tensors, where a vocabulary was made longer so that it can be cut."""
+        return sum(slot.stated_padding for slot in self.slots) * ITEMSIZE[self.dtype]
+
+    @property
+    def is_split(self) -> bool:
+        """It holds parts of tensors that are cut over tensor parallel ranks."""
+        return any(slot.part is not None for slot in self.layout.slots)
+
+    @property
+    def is_numbers(self) -> bool:
+        """It holds one number for each parameter, such as step counts, and no tensors of the parameters' shapes."""
+        return self.kind == "optimizer states" and [slot.target for slot in self.layout.slots] == [self.name]
 
     @property
     def role(self) -> str:
@@ -131,12 +159,13 @@ class Persistent:
         return sum(run.num_bytes for run in self.runs)
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Kind -> bytes without padding, then "padding"."""
+        """Kind -> bytes without padding, then "padding", and "stated padding" where there is any: that of tensors, of every kind."""
         table: dict[str, int] = {}
         for run in self.runs:
-            table[run.kind] = table.get(run.kind, 0) + run.num_bytes - run.padding_bytes
+            table[run.kind] = table.get(run.kind, 0) + run.num_bytes - run.padding_bytes - run.stated_padding_bytes
         table["padding"] = sum(run.padding_bytes for run in self.runs)
-        return table
+        stated = sum(run.stated_padding_bytes for run in self.runs)
+        return table | ({"stated padding": stated} if stated else {})
 
 
 def misfit(graph: Graph, persistent: Persistent) -> str:
@@ -157,14 +186,17 @@ def holds_models_own(run: Run) -> bool:
     return run.kind in ("parameters", "master weights") and run.name.split(".")[1] == run.dtype
 
 
-def make_run(name: str, kind: str, role: str, tensors: list[tuple[str, Value]], align: int | None = None) -> Run:
-    """A run that holds the named tensors (all of one dtype) in order, each at a multiple of `align` elements: without it, of 64 bytes."""
+def make_run(
+    name: str, kind: str, role: str, tensors: list[tuple[str, Value]], align: int | None = None, parts: Mapping[str, Part] | None = None
+) -> Run:
+    """A run that holds the named tensors (all of one dtype) in order, each at a multiple of `align` elements: without it, of 64 bytes. parts: of
+    those that are cut."""
     dtype = tensors[0][1].dtype
     assert all(value.dtype == dtype for _, value in tensors), name
     step = ALIGNMENT if align is None else align * ITEMSIZE[dtype]
     slots, end = [], 0
     for target, value in tensors:
-        slots.append(Slot(role, target, end, value))
+        slots.append(Slot(role, target, end, value, part=(parts or {}).get(target)))
         end = align_up(end + value.extent_bytes, step)
     return Run(name, kind, dtype, end, tuple(slots))
 
@@ -182,6 +214,7 @@ def like(run: Run, name: str, kind: str, role: str, dtype: str | None = None) ->
             s.offset // ITEMSIZE[run.dtype] * ITEMSIZE[dtype],
             replace(s.value, dtype=dtype),
             s.begin,
+            s.part,
         )
         for s in run.slots
     ]
@@ -203,5 +236,5 @@ def shard_of(run: Run) -> Run:
         start, end = max(s.offset, first), min(s.offset + s.value.extent_bytes, first + size)
         if start < end:
             piece = Value(s.value.name, s.value.dtype, ((end - start) // itemsize,), (1,))
-            slots.append(Slot(s.role, s.target, start - first, piece, (start - s.offset) // itemsize))
+            slots.append(Slot(s.role, s.target, start - first, piece, (start - s.offset) // itemsize, s.part))
     return replace(run, num_bytes=size, slots=tuple(slots), whole=run)

@@ -13,8 +13,9 @@ from packhorse.capture.trace import dense_strides
 from packhorse.errors import UserError
 from packhorse.optim.elementwise import Elementwise, Group, Needs, is_fused
 from packhorse.optim.table import describe
-from packhorse.planning.persistent import Persistent
+from packhorse.planning.persistent import Persistent, Slot
 from packhorse.runtime.optimizers import LiveGroup
+from packhorse.runtime.parts import cut_out, in_memory_order
 from packhorse.runtime.storage import views
 from packhorse.runtime.transport import memory_order
 
@@ -107,7 +108,7 @@ class Job:
     def _targets(self, persistent: Persistent, runs: dict[str, Tensor]) -> "Iterator[_Target]":
         """Every parameter of which the optimizer keeps something."""
         homes = views(persistent, runs, "state")
-        begins = {slot.target: slot.begin for run in persistent.runs if run.kind == "optimizer states" for slot in run.slots}
+        slots = {slot.target: slot for run in persistent.runs if run.kind == "optimizer states" for slot in run.slots}
         groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         described = describe(self.optimizer)
         for run in persistent.runs:
@@ -120,29 +121,29 @@ class Job:
                 found = {name: homes[f"{name}.{label}"][index] for name in needs.kept_numbers if f"{name}.{label}" in homes}
                 found |= {name: homes[f"{name}.{label}/{slot.target}"] for name in needs.states if f"{name}.{label}/{slot.target}" in homes}
                 if found:  # frozen and unused parameters have none
-                    at = {name: begins.get(f"{name}.{label}/{slot.target}", 0) for name in found}
+                    at = {name: slots.get(f"{name}.{label}/{slot.target}") for name in found}
                     yield _Target(label, parameter, groups[id(parameter)], needs, found, at)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A parameter of the run `label`, and where its states and numbers lie, by name; where only a piece lies here, from which element on."""
+    """A parameter of the run `label`, and where its states and numbers lie, by name; slots: of the states, which part and piece of each lies here."""
 
     label: str
     parameter: torch.nn.Parameter
     group: Group
     needs: Needs
     homes: dict[str, Tensor]
-    begins: dict[str, int]
+    slots: dict[str, Slot | None]
 
     def take(self, name: str, whole: Tensor) -> None:
         """A state or number as it is elsewhere, to where it lies here."""
-        home = self.homes[name]
-        if home.shape == whole.shape:
+        home, slot = self.homes[name], self.slots[name]
+        if slot is None or (slot.part is None and home.shape == whole.shape):
             home.copy_(whole)
             return
-        dense = torch.empty_strided(self.parameter.shape, dense_strides(self.parameter), dtype=whole.dtype).copy_(whole)
-        home.copy_(memory_order(dense)[self.begins[name] : self.begins[name] + home.numel()])
+        flat = cut_out(whole, slot.part) if slot.part else in_memory_order(whole, self.parameter.shape, dense_strides(self.parameter))
+        memory_order(home).copy_(flat[slot.begin : slot.begin + home.numel()])
 
 
 def modes_of(model: torch.nn.Module) -> tuple[tuple[int, bool], ...]:

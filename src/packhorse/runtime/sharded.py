@@ -11,15 +11,16 @@ from packhorse.capture.trace import distinct
 from packhorse.planning.persistent import Persistent, Run, Slot, holds_models_own
 from packhorse.planning.plan import Plan
 from packhorse.runtime.deferred import made, order_of, recipe_of
+from packhorse.runtime.parts import cut_out, in_memory_order, put_together
 from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.storage import view, views
 from packhorse.runtime.transport import memory_order
 
 
 def spread_model(model: nn.Module, persistent: Persistent, runs: dict[str, Tensor], ranks: Ranks) -> None:
-    """Rank 0's parameters and buffers to all ranks, one after another; each rank keeps its part of the parameters, and the model's own are left on
-    meta. Buffers stay the live ones, and are this rank's. A model made by `packhorse.deferred` gets its values here: at no time does a rank hold
-    more of it than its part and one tensor.
+    """Rank 0's parameters and buffers to all ranks, one after another; each rank keeps its part of the parameters (over tp ranks, and its shard of
+    that over dp ranks), and the model's own are left on meta. Buffers stay the live ones, and are this rank's. A model made by `packhorse.deferred`
+    gets its values here: at no time does a rank hold more of it than its part and one tensor, and a rank's values are the same on every mesh.
 
     Raises UserError if the model is on meta otherwise.
     """
@@ -35,7 +36,7 @@ def spread_model(model: nn.Module, persistent: Persistent, runs: dict[str, Tenso
                 continue
             for run, slot in homes[name]:
                 like = next(s.value for s in run.layout.slots if s.target == name)
-                flat = memory_order(torch.empty_strided(like.shape, like.strides, dtype=whole.dtype, device=whole.device).copy_(whole))
+                flat = cut_out(whole, slot.part) if slot.part else in_memory_order(whole, like.shape, like.strides)
                 home = memory_order(view(runs[run.name], slot))
                 home.copy_(flat[slot.begin : slot.begin + home.numel()])
             _to_meta(parameters[name])
@@ -59,19 +60,27 @@ def _values(tensors: dict[str, Tensor], ranks: Ranks) -> Iterator[tuple[str, Ten
 
 
 def gathered(runs: dict[str, Tensor], kept: list[Run], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
-    """(target, whole tensor) of every slot of the runs, from the shards of all ranks, one run at a time. Every rank has to iterate to the end."""
+    """(target, whole tensor) of every slot of the runs, from the shards and parts of all ranks, one run at a time. Every rank has to iterate to the
+    end."""
     for run in kept:
         itemsize = LONG[run.dtype].itemsize
         own = runs[run.name][run.own_offset : run.own_offset + run.shard_bytes].view(LONG[run.dtype])
-        flat = ranks.all_gather(own, f"whole {run.name}").view(-1)
+        flat = ranks.all_gather(own, f"whole {run.name}", "dp").view(-1)
+        each = ranks.all_gather(flat, f"all of {run.name}", "tp") if run.is_split else flat.view(1, -1)
         for slot in run.layout.slots:
-            yield slot.target, flat.as_strided(slot.value.shape, slot.value.strides, slot.offset // itemsize)
+            first = slot.offset // itemsize
+            if slot.part is None:
+                yield slot.target, flat.as_strided(slot.value.shape, slot.value.strides, first)
+            else:
+                yield slot.target, put_together([part[first : first + slot.value.num_elements] for part in each], slot.part)
 
 
 def description(plan: Plan) -> dict[str, Any]:
     """What all ranks of a job have in common, in words, for a comparison before the first step."""
     options, job = plan.options, plan.job
     parameters = {name: f"{SHORT[p.dtype]}{list(p.shape)} {p.requires_grad}" for name, p in job.parameters.items()}
+    parts = {slot.target: slot.part for run in own_runs(plan.persistent) for slot in run.layout.slots if slot.part}
+    parameters |= {name: f"{parameters[name]}, cut in dim {part.dim} into {list(part.ranges)}" for name, part in parts.items()}
     return {
         "the mesh": f"dp={options.mesh.dp}, tp={options.mesh.tp}",
         "zero_stage": options.zero_stage,
