@@ -143,6 +143,19 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(job):
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_two_tensor_parallel_ranks_take_the_steps_of_one(job, alone):
+    """Three steps at tp 2, three more at dp 2; and three at tp 2 with the sequence cut, from what dp 2 has saved."""
+    folder, ranks = job
+    assert [rank[name]["code"] for rank in ranks for name in ("tensor", "onward", "sequence")] == [0] * 6, ranks
+    for kind in ("step", "eval"):
+        expected = [(step, pytest.approx(loss, rel=1e-5)) for step, loss in losses(alone, kind)]
+        assert losses(folder / "tensor", kind) == expected
+        assert losses(folder / "sequence", kind) == [(step, loss) for step, loss in expected if step > 3 or (kind, step) == ("eval", 3)]
+    said = ranks[0]["tensor"]["said"]
+    assert "tp = 2" in said and "as predicted on every rank, to the byte" in said and not ranks[1]["tensor"]["said"]
+    assert "not bit for bit: tp ranks was 2, is 1" in ranks[0]["onward"]["said"] and "tp ranks was 1, is 2" in ranks[0]["sequence"]["said"]
+
+
 def test_one_rank_goes_on_where_two_have_stopped(job, alone):
     folder, _ = job
     path = folder / f"one-{os.getpid()}"
