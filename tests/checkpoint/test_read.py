@@ -166,7 +166,7 @@ def test_newest_skips_what_is_not_whole_and_says_why(tmp_path):
     (tmp_path / "step-40").mkdir()
     (tmp_path / ".staging-step-50-1").mkdir()
     (tmp_path / "step-x").mkdir()
-    said: list[str] = []
+    said = []
     assert newest_checkpoint(tmp_path, said.append) == tmp_path / "step-10"
     assert [line.split(":")[0] for line in said] == ["skipped step-40", "skipped step-30"]
     shutil.rmtree(tmp_path / "step-10")

@@ -16,7 +16,7 @@ from packhorse.runtime.held import numbers, pieces, stacked
 from packhorse.runtime.job import Job, group_structure
 from packhorse.runtime.parts import cut_out
 from packhorse.runtime.sharded import gathered, own_runs, spread_model
-from packhorse.runtime.storage import allocate, view
+from packhorse.runtime.storage import view
 from packhorse.runtime.transport import memory_order
 
 CPU = torch.device("cpu")
@@ -36,8 +36,11 @@ class Ranks:
         return found
 
     def all_gather(self, own, tag, axis="world"):
+        group = next(group for group in self.mesh.groups(axis) if self.rank in group)
+        if len(group) == 1:
+            return own.reshape(1, -1)
         everyone = self.exchange(own.clone())
-        return torch.stack([everyone[rank] for rank in next(group for group in self.mesh.groups(axis) if self.rank in group)])
+        return torch.stack([everyone[rank] for rank in group])
 
     def broadcast(self, tensor):
         tensor.copy_(self.exchange(tensor.clone())[0])
@@ -95,7 +98,8 @@ class Rank:
         captured = SimpleNamespace(micro=micro, trained=lambda: set(names))
         widths = Widths(precision)
         self.persistent, _ = flat_storage(self.model, optimizer, captured, None, widths, partition, sharding)
-        self.runs = allocate(self.persistent, CPU)
+        # as lent runs do, they lie somewhere in a larger piece of memory
+        self.runs = {run.name: torch.zeros(64 + run.num_bytes, dtype=torch.uint8)[64:] for run in self.persistent.runs}
         parameters = dict(self.model.named_parameters())
         spread_model(self.model, self.persistent, self.runs, ranks)
         job = Job(optimizer, None, widths, None, None, {}, {}, parameters, (), group_structure(optimizer))

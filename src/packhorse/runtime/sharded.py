@@ -70,7 +70,7 @@ def gathered(runs: dict[str, Tensor], kept: list[Run], ranks: Ranks) -> Iterator
         for slot in run.layout.slots:
             first = slot.offset // itemsize
             if slot.part is None:
-                yield slot.target, flat.as_strided(slot.value.shape, slot.value.strides, first)
+                yield slot.target, flat[first:].as_strided(slot.value.shape, slot.value.strides)
             else:
                 yield slot.target, put_together([part[first : first + slot.value.num_elements] for part in each], slot.part)
 
