@@ -13,6 +13,7 @@ from packhorse.capture.capture import Captured, capture
 from packhorse.capture.dtypes import SHORT
 from packhorse.capture.flat_storage import Owned, Widths, flat_storage
 from packhorse.capture.precision import PRECISIONS, is_narrow
+from packhorse.capture.tensor_plan import sharding_of
 from packhorse.capture.trace import distinct
 from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
 from packhorse.device.device import load_device
@@ -51,6 +52,7 @@ def plan(
     tensor_plan: Any = None,
     in_place: bool = True,
     share: bool = True,
+    sequence_parallel: bool = False,
 ) -> Plan:
     """The plan of one training step: every byte it will take, before anything runs.
 
@@ -68,7 +70,9 @@ def plan(
     their leanest plan.
     mesh: how many ranks share the step; dp of them take a part of the batch each, and gradients are those of the mean of their losses. rank: the one
     that is planned, by default RANK of the launcher. zero_stage: what is sharded over dp (0: nothing, 1: optimizer states, 2: gradients too, 3:
-    parameters too; ZeRO, section 5).
+    parameters too; ZeRO, section 5). tp ranks split the model itself, and get the same batch (docs/tensor.md). tensor_plan: which of its layers are
+    split how, module-name pattern -> "column", "row", "vocab" or "whole"; by default as the model's own plan says. sequence_parallel: what lies between
+    the split layers is split along the sequence.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
@@ -81,23 +85,26 @@ def plan(
     budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
     mesh = mesh or Mesh()
     rank = _rank_of(rank, mesh)
-    _refuse_later_parts(zero_stage, host_budget, tensor_plan)
+    _refuse_later_parts(zero_stage, host_budget)
     widths = _widths(model, precision, grad_dtype)
     check_optimizer(model, optimizer)
     check_parameters(model)
+    sharding = sharding_of(model, mesh, rank, tensor_plan, sequence_parallel)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
     micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     given = signature(sample)
     parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
-    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1)
-    partition = None if mesh.dp == 1 else Partition(zero_stage, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
-    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition)
+    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1, sharding)
+    partition = None
+    if mesh.world_size > 1:
+        partition = Partition(zero_stage if mesh.dp > 1 else 0, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition, sharding)
     zero = None
     if partition is not None:
         if num_micro_batches == 1 and share:  # nothing reads a gradient of the step before
             persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
-        zero = Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths)[0])
+        zero = Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding)
     graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
     constants, generators = captured.constants, captured.generators
@@ -149,11 +156,15 @@ def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:
             "scheduler.step(metric) yourself: the optimizer's learning rates are read at every step"
         )
     own = [run for run in plan.persistent.runs if run.kind == "buffers" or holds_models_own(run)]
-    planned = {("buffer" if run.kind == "buffers" else "param", slot.target): slot.value for run in own for slot in run.layout.slots}
+    planned = {
+        ("buffer" if run.kind == "buffers" else "param", slot.target): (run.dtype, slot.part.shape if slot.part else slot.value.shape)
+        for run in own
+        for slot in run.layout.slots
+    }
     seen: dict[tuple[str, str], torch.Tensor] = {("param", n): p for n, p in model.named_parameters()}
     seen |= {("buffer", n): b for n, b in model.named_buffers()}
     same = planned.keys() == seen.keys() and all(seen["param", n] is p for n, p in plan.job.parameters.items())
-    if not same or any((SHORT[seen[k].dtype], tuple(seen[k].shape)) != (v.dtype, v.shape) for k, v in planned.items()):
+    if not same or any((SHORT[seen[k].dtype], tuple(seen[k].shape)) != what for k, what in planned.items()):
         raise UserError(
             "the plan was made for another model than the one given to packhorse.compile: its parameters or buffers are other ones, or were "
             "added, replaced or converted since; pass the very model that was planned, or plan this one (with an optimizer over its parameters)"
@@ -216,14 +227,9 @@ def _rank_of(rank: int | None, mesh: Mesh) -> int:
     return rank
 
 
-def _refuse_later_parts(zero_stage, host_budget, tensor_plan) -> None:
+def _refuse_later_parts(zero_stage, host_budget) -> None:
     """Options of the road map that this version does not have are refused by name, never ignored."""
     if zero_stage not in (0, 1, 2, 3) or isinstance(zero_stage, bool):
         raise UserError(f"zero_stage={zero_stage!r}: the stages of ZeRO are 0 (nothing sharded), 1 (optimizer states), 2 (gradients), 3 (parameters)")
-    later = {"host_budget": host_budget is not None, "tensor_plan": tensor_plan is not None}
-    asked = [name for name, used in later.items() if used]
-    if asked:
-        raise UserError(
-            f"{', '.join(asked)}: this version does not have {'it' if len(asked) == 1 else 'them'}; leave "
-            f"{'it' if len(asked) == 1 else 'them'} at the default (docs/design.md has the road map)"
-        )
+    if host_budget is not None:
+        raise UserError("host_budget: this version does not have it; leave it at the default (docs/design.md has the road map)")

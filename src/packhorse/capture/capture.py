@@ -106,8 +106,9 @@ def _capture(
         )
     parameters = distinct(model.named_parameters(remove_duplicate=False))
     strides = {name: dense_strides(p) for name, p in parameters.items()}
-    for name, split in sharding.splits.items() if sharding is not None else ():
-        strides[name] = part_of(tuple(parameters[name].shape), strides[name], split, sharding.degree, sharding.rank).local_strides
+    if sharding is not None:
+        for name, split in sharding.splits.items():
+            strides[name] = part_of(tuple(parameters[name].shape), strides[name], split, sharding.degree, sharding.rank).local_strides
     later = next_micro_batch(micro, num_micro_batches, strides if adds_gradients else None) if num_micro_batches > 1 else None
     return Captured(micro, first_micro_batch(micro, num_micro_batches), later, whole.constants, whole.questions, whole.generators, tuple(gathered))
 

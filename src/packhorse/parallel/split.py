@@ -46,8 +46,7 @@ class Split:
 class Sharding:
     """A model over `degree` tp ranks, seen by the `rank`-th: parameter name -> how it is cut; a parameter without an entry is whole on every rank.
 
-    sequence: norms, dropout and residual sums between the parallel regions are cut along the sequence (sequence parallelism), which is
-    `seq_len` tokens long.
+    sequence: what lies between the split layers (norms, dropout, residual sums) is cut along the sequence (sequence parallelism).
     """
 
     degree: int

@@ -106,9 +106,12 @@ def layer_norm_backward(spread: Spread) -> None:
     rows = len(spread.full[names[1]].shape) - len(node.args[2])  # type: ignore[arg-type]
     places = [spread.settled(name) for name in names.values()]
     target: Place = next((place for place in places if isinstance(place, Split) and place.dim < rows and not place.padding), WHOLE)
-    args = []
+    args: list[Arg] = []
     for at, arg in enumerate(node.args):
-        args.append(spread.ref(arg.name, target if at in by_row else WHOLE) if isinstance(arg, Ref) else arg)
+        if isinstance(arg, Ref):
+            found = spread.at(arg.name, target if at in by_row else WHOLE)
+            arg = Ref((spread.row_by_row(found) if at in by_row[2:] else found).name)
+        args.append(arg)
     summed: Place = Sum() if isinstance(target, Split) else WHOLE
     results: list[tuple[Value | None, Place]] = [(value, summed if index else target) for index, value in enumerate(node.outputs)]
     spread.emit(node.op, tuple(args), results, node.kwargs)

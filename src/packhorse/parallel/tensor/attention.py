@@ -40,7 +40,7 @@ def attention_backward(spread: Spread) -> None:
         spread.ref(query, target),
         *(Ref(found.name) for found, _ in keys),
         spread.ref(out, target),
-        spread.ref(lse, target),
+        spread.ref(lse, target) if spread.place[lse] == target else Ref(spread.row_by_row(spread.at(lse, target)).name),
         *node.args[6:],
     )
     of_query, *of_keys = node.outputs
@@ -68,7 +68,8 @@ def _heads(spread: Spread, names: tuple[str, ...]) -> Split | None:
     """How the queries' heads are split; None if they are not, and then the node is done."""
     found = [place for name in names if isinstance(place := spread.settled(name), Split)]
     query = spread.full[names[0]]
-    target = next((place for place in found if place.dim == HEADS and place.size == query.shape[HEADS]), None)
+    alike = all(spread.full[name].shape[HEADS] == query.shape[HEADS] for name in names[1:3])  # else a rank's queries lie side by side
+    target = next((p for p in found if p.dim == HEADS and p.size == query.shape[HEADS] and (alike or len(p.blocks) == 1)), None)
     if target is None:
         spread.all_whole()
     return target

@@ -24,15 +24,27 @@ def view(spread: Spread) -> None:
         return
     if not _followed(spread, name):
         spread.need_whole(name)
+        if isinstance(spread.place[name], Sum):
+            spread.settled(name)
         spread.place[name], spread.local[name] = WHOLE, spread.at(name, WHOLE)
         if not _followed(spread, name):
-            raise NotImplementedError(node.op)
+            _as_in_memory(spread, name)
 
 
 def _same_root(spread: Spread, name: str) -> bool:
     """What it is a view of lies as in the whole graph."""
     root = spread.full[name].root
     return spread.roots.get(root) == spread.full[root]
+
+
+def _as_in_memory(spread: Spread, name: str) -> None:
+    """A view of memory rather than of dims (as_strided, another dtype): of a whole value that lies as in the whole graph."""
+    node, whole = spread.node, spread.full[name]
+    value = spread.local[name]
+    if (value.shape, value.strides) != (whole.shape, whole.strides):
+        value = spread.copy_as(value, whole)
+    results = [v for v in node.outputs if v is not None]
+    spread.views([(replace(v, base=value.root, offset=value.offset + v.offset - whole.offset), WHOLE) for v in results])
 
 
 def _followed(spread: Spread, name: str) -> bool:
@@ -52,13 +64,16 @@ def _followed(spread: Spread, name: str) -> bool:
             if place.dim not in dims:
                 return False
             moved = replace(place, dim=dims.index(place.dim))
-        shape, strides = [], []
+        sizes, steps = [], []
         for at, dim in enumerate(dims):
             size = results[0].shape[at]
-            same = dim is not None and (whole.shape[dim] == size or (isinstance(moved, Split) and moved.dim == at))
-            shape.append(value.shape[dim] if same else size)  # type: ignore[index]
-            strides.append(value.strides[dim] if same else (results[0].strides[at] if node.op != "aten.expand.default" else 0))  # type: ignore[index]
-        _show(spread, value, [(results[0], moved, tuple(shape), tuple(strides), 0)])
+            if dim is not None and (whole.shape[dim] == size or (isinstance(moved, Split) and moved.dim == at)):
+                sizes.append(value.shape[dim])
+                steps.append(value.strides[dim])
+            else:  # a dim of one element that is new, or repeated
+                sizes.append(size)
+                steps.append(0 if node.op == "aten.expand.default" else results[0].strides[at])
+        _show(spread, value, [(results[0], moved, tuple(sizes), tuple(steps), 0)])
         return True
     if (cuts := interval(node, whole.shape)) is not None:
         return _cut(spread, name, results, cuts)

@@ -80,7 +80,9 @@ def _finished(spread: Spread) -> Graph:
     together: list[str] = []
     for out in spread.graph.outputs:
         place: Place = spread.sharding.splits.get(out.target, WHOLE) if out.role == "grad" else WHOLE
-        small = out.role == "grad" and isinstance(spread.place[out.name], Sum) and place == WHOLE and spread.full[out.name].extent_bytes <= SMALL_BYTES
+        small = (
+            out.role == "grad" and isinstance(spread.place[out.name], Sum) and place == WHOLE and spread.full[out.name].extent_bytes <= SMALL_BYTES
+        )
         if small and out.name not in together:
             together.append(out.name)
     spread.node = Node("", (), (), (), "backward", "gradients")

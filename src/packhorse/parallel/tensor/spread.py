@@ -12,6 +12,7 @@ A value that is not where an operator needs it is moved there by a collective, o
 from dataclasses import dataclass, replace
 from math import prod
 
+from packhorse.errors import CaptureError
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Arg, Const, Graph, Input, Node, Ref, Value, contiguous_strides, map_refs
 from packhorse.graph.operators import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM, VIEWS
@@ -83,6 +84,17 @@ class Spread:
         if isinstance(place, Owed):
             self._pay(name, place.place)
         return self.place[name]
+
+    def is_laid_out_as(self, name: str, result: Value | None) -> bool:
+        """What this rank has of a value lies as `result` would."""
+        value = self.local[name]
+        return result is not None and (value.dtype, value.shape, value.strides) == (result.dtype, result.shape, result.strides)
+
+    def same(self, result: Value | None, name: str) -> None:
+        """`result` is what this rank has of another value: a copy that nothing can tell from it."""
+        assert result is not None
+        self.makers[result.name] = self.maker(self.full[name].root)
+        self._know(result.name, self.local[name], self.place[name])
 
     def owe(self, result: Value, name: str, term: str) -> None:
         """result = the value `name` + the sum `term`, which is not added up over ranks yet."""
@@ -241,6 +253,20 @@ class Spread:
         """A storage of its own, row by row."""
         return self.new("aten.clone.default", (Ref(of.name),), Value("", of.dtype, of.shape, contiguous_strides(of.shape)))
 
+    def row_by_row(self, value: Value) -> Value:
+        """The value, copied if it lies otherwise: some kernels read what they have saved as if it did not."""
+        return value if value.strides == contiguous_strides(value.shape) else self.copy(value)
+
+    def copy_as(self, value: Value, like: Value) -> Value:
+        """A storage of its own in which the elements lie as those of `like`. Raises CaptureError if that has gaps."""
+        if not like.is_dense:
+            raise CaptureError(
+                f"the training step cannot be captured for several tensor parallel ranks: {self.node.op} in module "
+                f"{self.node.module or '(outermost)'!r} at {self.node.source or 'an unknown line'} views the memory of a tensor that is split; "
+                "write it with reshape, transpose or slices, or leave the parameters that lead to it whole (tensor_plan)"
+            )
+        return self.new("aten.clone.default", (Ref(value.name),), Value("", value.dtype, like.shape, like.strides))
+
     # -- from one place to another -----------------------------------------------------------------------------------------------------
 
     def at(self, name: str, wanted: Place) -> Value:
@@ -248,6 +274,7 @@ class Spread:
         place = self.place[name]
         if isinstance(place, Owed):
             place = self.settled(name)
+        assert not isinstance(place, Owed)
         if place == wanted or (isinstance(place, Sum) and isinstance(wanted, Sum)):
             return self.local[name]
         gathers = isinstance(place, Split) and isinstance(wanted, Whole)
@@ -260,7 +287,7 @@ class Spread:
         """`at`, as an argument."""
         return Ref(self.at(name, wanted).name)
 
-    def _moved(self, name: str, place: Place, wanted: Place) -> Value:
+    def _moved(self, name: str, place: Whole | Split | Sum, wanted: Place) -> Value:
         value, whole = self.local[name], self.full[name]
         if isinstance(place, Sum):
             return self._added_up(name, value) if isinstance(wanted, Whole) else self._scattered(value, wanted, name)  # type: ignore[arg-type]
@@ -269,7 +296,8 @@ class Spread:
             return self.part(value, wanted)
         if isinstance(wanted, Whole):
             root = self.full[whole.root]
-            if whole.base is not None and root.strides == contiguous_strides(root.shape) and isinstance(self.place.get(root.name), Split):
+            of_root = whole.base is not None and isinstance(self.place.get(root.name), Split) and not place.padding
+            if of_root and root.strides == contiguous_strides(root.shape):
                 return self.view(self.at(root.name, WHOLE), whole.shape, whole.strides, whole.offset // ITEMSIZE[whole.dtype])  # one for all views
             return self._gathered(value, place, whole.shape, name)
         if isinstance(wanted, Split):
@@ -400,7 +428,8 @@ class Spread:
     def over(self, name: str) -> tuple[tuple[str, Arg], ...]:
         """Keyword arguments of a collective about a value: the axis, and a name for it that occurs once."""
         letter = "f" if self.node.phase == "backward" else "g"
-        tag = f"{letter} {self.node.module or self.graph.name}"
+        root = self.full[name].root if name in self.full else name  # what made it, not who looks at it
+        tag = f"{letter} {self.maker(root).module or self.node.module or self.graph.name}"
         self.tags[tag] = count = self.tags.get(tag, 0) + 1
         tag = f"{tag} {count}" if count > 1 else tag
         return (("axis", "tp"), ("ranks", self.degree), ("rank", self.rank), ("tag", tag))

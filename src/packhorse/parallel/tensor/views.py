@@ -142,9 +142,9 @@ def interval(node: Node, shape: tuple[int, ...]) -> list[tuple[int, int, int, in
     if node.op in ("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"):
         dim = is_dim(_number(args, 2, 0), shape)
         found, at = [], 0
-        for size in args[1]:  # type: ignore[union-attr]
-            found.append((dim, at, at + int(size), 1))  # type: ignore[arg-type]
-            at += int(size)  # type: ignore[arg-type]
+        for part in args[1]:  # type: ignore[union-attr]
+            found.append((dim, at, at + int(part), 1))  # type: ignore[arg-type]
+            at += int(part)  # type: ignore[arg-type]
         return found
     return None
 

@@ -19,8 +19,11 @@ def embedding(spread: Spread) -> None:
     weight, indices = (arg.name for arg in node.args[:2] if isinstance(arg, Ref))
     place, result = spread.settled(weight), node.outputs[0]
     assert result is not None
+    if isinstance(place, Split) and place.dim == 0 and len(place.blocks) > 1:
+        spread.need_whole(weight)
+        place = WHOLE
     if isinstance(place, Split) and place.dim == 0:
-        args: tuple[Arg, ...] = (spread.ref(weight, place), spread.ref(indices, WHOLE), _start(spread, place))
+        args: tuple[Arg, ...] = (spread.ref(weight, place), spread.ref(indices, WHOLE), _start(spread, place), place.size - place.padding)
         spread.emit("packhorse.part_embedding.default", args, [(result, Sum())])
         return
     there = spread.settled(indices)
@@ -36,7 +39,7 @@ def embedding_backward(spread: Spread) -> None:
     result = node.outputs[0]
     assert result is not None
     wanted = spread.wanted.get(result.name)
-    if wanted is not None and wanted.dim == 0 and not node.args[4]:
+    if wanted is not None and wanted.dim == 0 and len(wanted.blocks) == 1 and not node.args[4]:
         args: tuple[Arg, ...] = (spread.ref(grad, WHOLE), spread.ref(indices, WHOLE), *_own_rows(spread, wanted, node.args[3]))
         spread.emit("packhorse.part_embedding_backward.default", args, [(result, wanted)])
         return
@@ -59,7 +62,7 @@ def add_embedding_backward(spread: Spread) -> None:
     total, grad, indices = (arg.name for arg in node.args[:3] if isinstance(arg, Ref))
     place, result = spread.settled(total), node.outputs[0]
     assert result is not None
-    if isinstance(place, Split) and place.dim == 0:
+    if isinstance(place, Split) and place.dim == 0 and len(place.blocks) == 1:
         args: tuple[Arg, ...] = (Ref(spread.local[total].name), spread.ref(grad, WHOLE), spread.ref(indices, WHOLE))
         spread.emit("packhorse.add_part_embedding_backward.default", (*args, *_own_rows(spread, place, node.args[4])), [(result, place)])
         return
@@ -121,7 +124,11 @@ def nll(spread: Spread) -> None:
         return
     lse, picked = spread.picked[source.name]
     rest = tuple(spread.ref(arg.name, WHOLE) if isinstance(arg, Ref) else arg for arg in node.args[1:])
-    spread.emit("packhorse.vocab_nll.default", (Ref(lse.name), Ref(picked.name), *rest), [(value, WHOLE) for value in node.outputs])
+    spread.emit(
+        "packhorse.vocab_nll.default",
+        (Ref(lse.name), Ref(picked.name), *rest, spread.full[source.name].shape[1]),
+        [(value, WHOLE) for value in node.outputs],
+    )
 
 
 def nll_log_softmax_backward(spread: Spread) -> None:
