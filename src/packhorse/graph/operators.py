@@ -164,10 +164,10 @@ def _add_part_rows_scratch(node: Node, values: dict) -> int:
 
 
 def _vocab_stats_scratch(node: Node, values: dict) -> int:
-    """A chunk of rows; for each of them where its target is, and a truth value."""
-    x, valid = values[node.args[0].name], int(node.args[3])  # type: ignore[union-attr,arg-type]
-    row_bytes = valid * ITEMSIZE[x.dtype]
-    return loss_rows(x.shape[0], row_bytes) * (row_bytes + 9) if x.shape[0] * valid else 0
+    """A chunk of rows; for each of them where its target is, and a truth value. Padding counts, so that all ranks need the same and plan alike."""
+    x = values[node.args[0].name]  # type: ignore[union-attr]
+    row_bytes = x.shape[1] * ITEMSIZE[x.dtype]
+    return loss_rows(x.shape[0], row_bytes) * (row_bytes + 9) if x.num_elements else 0
 
 
 def _vocab_merge_scratch(node: Node, values: dict) -> int:

@@ -135,15 +135,19 @@ def vocab_stats(outs, scratch, x: Tensor, target: Tensor | None, start: int, val
         total.zero_()
     if valid == 0 or target is None:
         picked.zero_()
-    if valid == 0 or len(x) == 0:
+    if x.numel() == 0:
         return
-    step = loss_rows(len(x), valid * x.element_size())
-    local, shifted, truth = _carved(scratch, (step, torch.int64), (step * valid, x.dtype), (step, torch.bool))
+    if valid == 0:
+        scratch[-1:].zero_()  # the arena's canary sees how far it reaches, whatever a rank has of the vocabulary
+        return
+    width = x.shape[1]
+    step = loss_rows(len(x), width * x.element_size())
+    local, shifted, truth = _carved(scratch, (step, torch.int64), (step * width, x.dtype), (step, torch.bool))
     for begin in range(0, len(x), step):
         part, here = x[begin : begin + step, :valid], slice(begin, min(begin + step, len(x)))
         some = slice(0, len(part))
         torch.amax(part, 1, out=top[here])
-        chunk = torch.sub(part, top[here, None], out=shifted.view(step, valid)[some])
+        chunk = torch.sub(part, top[here, None], out=shifted[: step * valid].view(step, valid)[some])
         torch.sum(chunk.exp_(), 1, out=total[here])
         total[here].masked_fill_(torch.eq(top[here], -torch.inf, out=truth[some]), 0)
         if target is not None:
