@@ -1,34 +1,23 @@
-"""What `packhorse bench equality` compares: small models, and how each is trained. A case is one model, trained in one way on one number of ranks.
-
-All parts of a batch hold as many samples, and as many labels, as any other: the loss is the mean of the ranks' means. Sizes are no multiples of
-anything, so that shards are padded and tensors lie across their borders.
-"""
+"""What `packhorse bench equality` compares: how each small model is trained. A case is one model, trained in one way on one mesh of ranks."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from packhorse.models.bert import BERT, IGNORED
-from packhorse.models.gpt import GPT
-from packhorse.models.resnet import resnet
+from packhorse.bench.equality_models import CUT_WORKLOADS, EVERY_WORKLOAD, WORKLOADS, Batch, Workload
+from packhorse.mesh import Mesh
 
-VOCAB, WIDTH, LAYERS, HEADS, TOKENS = 37, 12, 2, 2, 9
-SAMPLES, LABELS = 2, 3  # of each micro-batch of a rank; labels of a sample
-SIDE, CLASSES, CHANNELS = 8, 7, 6
+SAMPLES = 2  # of each micro-batch of a dp rank
 BUDGET = "96%"  # of what a step takes that keeps everything: most of it are states of the model, which no recomputation frees
-
-Batch = dict[str, Tensor]
-Loss = Callable[[Any, Batch], Tensor]
+STEPS, MANY_STEPS = 3, 10
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train one model for some steps. recompute: optimal, within BUDGET. dtype: of everything."""
+    """One way to train one model for some steps. recompute: optimal, within `budget`. dtype: of everything. sequence: sequence parallelism."""
 
     model: str
     dp: int
@@ -37,84 +26,23 @@ class Case:
     clip: bool
     recompute: bool
     dtype: str = "float64"
+    tp: int = 1
+    sequence: bool = False
+    steps: int = STEPS
+    layers: int = 2
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(dp=self.dp, tp=self.tp)
+
+    @property
+    def budget(self) -> str | None:
+        """Of models that are cut up the logits take the most by far, so that no share of the peak suits all of them."""
+        if not self.recompute:
+            return None
+        return "minimum" if self.model in CUT_WORKLOADS else BUDGET
 
 
-@dataclass(frozen=True)
-class Workload:
-    """make() -> model. batch(number, generator) -> a micro-batch of `number` samples. loss: where the model's own is not of its dtype."""
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[int, torch.Generator], Batch]
-    loss: Loss | None = None
-
-
-def _gpt() -> nn.Module:
-    return GPT(vocab=VOCAB, layers=LAYERS, width=WIDTH, heads=HEADS, seq_len=TOKENS)
-
-
-def _bert() -> nn.Module:
-    return BERT(vocab=VOCAB, layers=LAYERS, width=WIDTH, heads=HEADS, seq_len=TOKENS, dropout=0.0)
-
-
-def _resnet() -> nn.Module:
-    """Group norm where the net has batch norm: what a sample gives does not depend on the other samples of the batch."""
-    net = resnet(8, width=CHANNELS, classes=CLASSES)
-    for module in [*net.modules()]:
-        for name, child in [*module.named_children()]:
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, nn.GroupNorm(2, child.num_features))
-    return net
-
-
-def _llama(tied: bool) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        sizes: dict[str, Any] = {
-            "hidden_size": WIDTH,
-            "intermediate_size": 20,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": 1,
-            "num_hidden_layers": LAYERS,
-        }
-        return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=TOKENS, tie_word_embeddings=tied, use_cache=False, **sizes))
-
-    return make
-
-
-def _next_tokens(output: Any, batch: Batch) -> Tensor:
-    """The loss of a causal model in its own dtype: that of Hugging Face is in float32 always."""
-    return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
-
-
-def _tokens(number: int, draw: torch.Generator) -> Batch:
-    return {name: torch.randint(0, VOCAB, (number, TOKENS), generator=draw) for name in ("ids", "labels")}
-
-
-def _masked(number: int, draw: torch.Generator) -> Batch:
-    batch = _tokens(number, draw)
-    hidden = torch.rand(number, TOKENS, generator=draw).argsort(1) < LABELS
-    return batch | {"labels": batch["labels"].masked_fill(~hidden, IGNORED)}
-
-
-def _images(number: int, draw: torch.Generator) -> Batch:
-    return {
-        "images": torch.randn(number, 3, SIDE, SIDE, generator=draw, dtype=torch.float64),
-        "labels": torch.randint(0, CLASSES, (number,), generator=draw),
-    }
-
-
-def _inputs(number: int, draw: torch.Generator) -> Batch:
-    return {"input_ids": torch.randint(0, VOCAB, (number, TOKENS), generator=draw)}
-
-
-WORKLOADS = {
-    "GPT": Workload(_gpt, _tokens),
-    "BERT": Workload(_bert, _masked),
-    "ResNet, group norm": Workload(_resnet, _images),
-    "Llama, tied": Workload(_llama(True), _inputs, _next_tokens),
-    "Llama, untied": Workload(_llama(False), _inputs, _next_tokens),
-}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "model": tuple(WORKLOADS),
     "dp": (1, 2, 3, 4),
@@ -123,18 +51,51 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": (False, True),
     "recompute": (False, True),
 }
+WAYS = {"plain": {"recompute": False}, "recompute": {"recompute": True}, "sequence": {"recompute": False, "sequence": True}}
+MESH_FACTORS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(CUT_WORKLOADS),
+    "tp": (1, 2, 4),
+    "way": tuple(WAYS),
+    "dp": (1, 2),
+    "stage": (0, 1, 2, 3),
+    "micros": (1, 2),
+    "clip": (False, True),
+}
+# what is trained for MANY_STEPS
+LONG = (
+    {"model": "GPT, 4 heads", "tp": 2, "dp": 1, "stage": 0, "recompute": False, "sequence": False},
+    {"model": "Llama, 4 heads, untied", "tp": 2, "dp": 2, "stage": 3, "recompute": False, "sequence": True},
+)
 
 
 def every_case(dtype: str = "float64") -> list[Case]:
-    """The full matrix."""
+    """The full matrix over dp."""
     return [Case(**dict(zip(FACTORS, values)), dtype=dtype) for values in itertools.product(*FACTORS.values())]
+
+
+def every_mesh_case() -> list[Case]:
+    """The full matrix over tp and dp: a model on a mesh, at every stage, plain, recomputing and with its sequences split, as far as there is a
+    difference. Micro-batches and clipping alternate from one mesh, way and model to the next; the stages of one have the same."""
+    found = []
+    for (place, model), (nth, (tp, way, dp)) in itertools.product(
+        enumerate(MESH_FACTORS["model"]), enumerate(itertools.product(*(MESH_FACTORS[name] for name in ("tp", "way", "dp"))))
+    ):
+        for stage in MESH_FACTORS["stage"][: None if dp > 1 else 1]:
+            if tp > 1 or way != "sequence":
+                alternating = {"micros": 1 + (nth + place) % 2, "clip": bool((nth // 2 + place // 2) % 2)}
+                found.append(Case(model=model, tp=tp, dp=dp, stage=stage, **alternating, **WAYS[way]))
+    return [replace(case, steps=MANY_STEPS) if any(_is(case, fields) for fields in LONG) else case for case in found]
+
+
+def _is(case: Case, fields: dict[str, Any]) -> bool:
+    return all(getattr(case, name) == value for name, value in fields.items())
 
 
 def start(case: Case) -> tuple[nn.Module, Workload]:
     """The model with its starting weights: large enough that every gradient counts."""
     torch.manual_seed(3)
-    workload = WORKLOADS[case.model]
-    model = workload.make().to(getattr(torch, case.dtype)).train()
+    workload = EVERY_WORKLOAD[case.model]
+    model = workload.make(case.layers).to(getattr(torch, case.dtype)).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -142,8 +103,8 @@ def start(case: Case) -> tuple[nn.Module, Workload]:
 
 
 def micro_batches(case: Case, step: int) -> list[list[Batch]]:
-    """[rank][micro-batch] of a step."""
-    workload = WORKLOADS[case.model]
+    """[dp rank][micro-batch] of a step. All tp ranks of a dp rank have the same."""
+    workload = EVERY_WORKLOAD[case.model]
     draw = torch.Generator().manual_seed(100 + step)
     parts = [[workload.batch(SAMPLES, draw) for _ in range(case.micros)] for _ in range(case.dp)]
     dtype = getattr(torch, case.dtype)

@@ -8,8 +8,9 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import packhorse
-from packhorse.bench.equality_cases import BUDGET, Batch, Case, Loss, micro_batches, start, whole_batch
+from packhorse.bench.equality_cases import Case, micro_batches, start, whole_batch
+from packhorse.bench.equality_models import Batch, Loss
+from packhorse.runtime.held import Piece
+from packhorse.runtime.step import Step
 
-NUM_STEPS = 3
 CLIP_NORM = 0.5
 # eps well above the rounding of gradients that are zero (those of the biases of keys), which Adam would take to full size
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-4}
@@ -33,6 +36,8 @@ class Outcome:
     loss, norm, params: the largest absolute difference of any step's loss and norm, and of a parameter after the last step. grads: of a gradient of
     any step, the largest difference over the norm of all gradients. bits: a digest of losses, gradients, norms and parameters. exact: measured
     bytes are the predicted ones, peak and communication, on every rank in every step. recomputed: calls. failure: why there is nothing else.
+    alike: after the last step, parameters and optimizer states that are whole on tp ranks have the same bits on all of them, and the padding of a
+    vocabulary is zero in all of its.
     """
 
     case: Case
@@ -44,6 +49,7 @@ class Outcome:
     exact: bool = False
     recomputed: int = 0
     failure: str = ""
+    alike: bool = False
 
 
 @dataclass
@@ -68,7 +74,7 @@ def plain(case: Case) -> Plain:
     model, workload = start(case)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     found = Plain()
-    for number in range(NUM_STEPS):
+    for number in range(case.steps):
         optimizer.zero_grad()
         value = value_of(model, whole_batch(case, number), workload.loss)
         value.backward()
@@ -84,23 +90,25 @@ def attempt(case: Case, rank: int) -> Outcome:
     """Every rank runs it; rank 0 has the answer."""
     model, workload = start(case)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    dp_rank = case.mesh.dp_rank(rank)
     plan = packhorse.plan(
         model,
-        micro_batches(case, 0)[rank] if case.micros > 1 else micro_batches(case, 0)[rank][0],
+        micro_batches(case, 0)[dp_rank] if case.micros > 1 else micro_batches(case, 0)[dp_rank][0],
         optimizer=optimizer,
         loss=workload.loss,
         clip_norm=CLIP_NORM if case.clip else None,
         num_micro_batches=case.micros,
-        mesh=packhorse.Mesh(dp=case.dp),
+        mesh=case.mesh,
         rank=rank,
         zero_stage=case.stage,
         recompute="optimal" if case.recompute else "none",
-        budget=BUDGET if case.recompute else None,
+        budget=case.budget,
+        sequence_parallel=case.sequence,
     )
     step = packhorse.compile(model, plan)
     losses, norms, grads, exact = [], [], [], True
-    for number in range(NUM_STEPS):
-        micros = micro_batches(case, number)[rank]
+    for number in range(case.steps):
+        micros = micro_batches(case, number)[dp_rank]
         losses.append(step(micros if case.micros > 1 else micros[0]).item())
         norms.append(step.last.grad_norm if step.last is not None else None)
         grads.append(step.grads())
@@ -108,13 +116,10 @@ def attempt(case: Case, rank: int) -> Outcome:
         exact &= ledger.measured_peak_bytes == ledger.predicted_peak_bytes == plan.peak_bytes and not ledger.differences
         exact &= ledger.measured_comm_bytes == plan.comm_bytes
     state = step.state_dict()
-    if case.dp > 1:
-        every = [None] * case.dp
-        dist.all_gather_object(every, exact)
-        exact = all(every)
+    exact, alike = _everywhere(case, exact, *_held(step, case.mesh.tp_rank(rank)))
     if rank:
         return Outcome(case)
-    wanted = plain(Case(case.model, case.dp, 0, case.micros, case.clip, False, case.dtype))
+    wanted = plain(replace(case, stage=0, recompute=False, tp=1, sequence=False))
     return Outcome(
         case,
         max(abs(a - b) for a, b in zip(losses, wanted.losses)),
@@ -124,7 +129,32 @@ def attempt(case: Case, rank: int) -> Outcome:
         _digest([torch.tensor([x for x in (*losses, *norms) if x is not None]), *(t for g in grads for t in g.values()), *state.values()]),
         exact,
         sum(node.phase == "recompute" and not node.is_view for planned in plan.programs.values() for node in planned.graph.nodes),
+        alike=alike,
     )
+
+
+def _held(step: Step, tp_rank: int) -> tuple[str, bool]:
+    """What a rank holds of parameters and optimizer states: (digest of those that are whole on all tp ranks, whether all padding is zero)."""
+    whole, clean = [], True
+    for name, piece in sorted(step.training_state()[0].items()):
+        if not isinstance(piece, Piece):
+            continue
+        if piece.part is None:
+            whole += [torch.tensor(list(name.encode())), piece.held]
+            continue
+        if piece.part.dim == 0 and piece.part.padding:
+            rows = (piece.begin + torch.arange(len(piece.held))) // prod(piece.shape[1:])
+            clean &= not piece.held[tp_rank * piece.part.width + rows >= piece.shape[0]].any()
+    return _digest(whole), clean
+
+
+def _everywhere(case: Case, exact: bool, digest: str, clean: bool) -> tuple[bool, bool]:
+    """(exact, alike) of all ranks, from each one's own."""
+    every: list[Any] = [(exact, digest, clean)] * case.mesh.world_size
+    if case.mesh.world_size > 1:
+        dist.all_gather_object(every, (exact, digest, clean))
+    same = all(len({every[rank][1] for rank in group}) == 1 for group in case.mesh.groups("tp"))
+    return all(one[0] for one in every), same and all(one[2] for one in every)
 
 
 def apart(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
