@@ -68,11 +68,11 @@ def plan(
     "optimal", "milp"; "auto" is "optimal". budget: of the whole step's peak, as bytes, "6GiB", "40%" of the keep-everything peak, or "minimum", the
     least of the method; of several plans that meet it the fastest is taken. None: "auto" and "optimal" keep everything, the others take
     their leanest plan.
-    mesh: how many ranks share the step; dp of them take a part of the batch each, and gradients are those of the mean of their losses. rank: the one
-    that is planned, by default RANK of the launcher. zero_stage: what is sharded over dp (0: nothing, 1: optimizer states, 2: gradients too, 3:
-    parameters too; ZeRO, section 5). tp ranks split the model itself, and get the same batch (docs/tensor.md). tensor_plan: which of its layers are
-    split how, module-name pattern -> "column", "row", "vocab" or "whole"; by default as the model's own plan says. sequence_parallel: what lies between
-    the split layers is split along the sequence.
+    mesh: how many ranks share the step; dp of them take a part of the batch each, and gradients are those of the mean of their losses; tp of them
+    split the model itself, and get the same part (docs/tensor.md). rank: the one that is planned, by default RANK of the launcher. zero_stage: what
+    is sharded over dp (0: nothing, 1: optimizer states, 2: gradients too, 3: parameters too; ZeRO, section 5). tensor_plan: which layers are split
+    over tp, and how: module-name pattern -> "column", "row", "vocab" or "whole"; by default as the model's own plan says. sequence_parallel: what
+    lies between the split layers is split along the sequence.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
@@ -104,7 +104,9 @@ def plan(
     if partition is not None:
         if num_micro_batches == 1 and share:  # nothing reads a gradient of the step before
             persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
-        zero = Zero(partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding)
+        zero = Zero(
+            partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding, captured.gathered
+        )
     graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
     constants, generators = captured.constants, captured.generators

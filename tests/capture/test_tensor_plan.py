@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from packhorse.capture.known_plans import FAMILIES
-from packhorse.capture.tensor_plan import check_sequence, sharding_of
-from packhorse.errors import BatchError, UserError
+from packhorse.capture.tensor_plan import sharding_of
+from packhorse.errors import UserError
 from packhorse.mesh import Mesh
 from packhorse.models.bert import BERT
 from packhorse.models.gpt import GPT
 from packhorse.models.lstm import LSTM
-from packhorse.parallel.split import Sharding, Split
+from packhorse.parallel.split import Split
 from packhorse.train.config_file import config_from_dict
 
 transformers = pytest.importorskip("transformers")
@@ -391,18 +391,6 @@ def test_the_output_head_is_not_cut_by_rows():
 def test_sequences():
     with pytest.raises(UserError, match=r"sequence_parallel=True: the sequence is cut over the tp ranks, and the mesh has tp=1"):
         sharding_of(Two(), Mesh(dp=2), 0, sequence_parallel=True)
-    cut = Sharding(4, 0, sequence=True)
-    check_sequence(cut, [(8, 128), (8, 3)])
-    check_sequence(None, [(8, 127)])
-    check_sequence(Sharding(4, 0), [(8, 127)])
-    with pytest.raises(
-        BatchError, match=re.escape("a sequence of 127 tokens (dim 1 of a batch [8, 127]) cannot be cut evenly over tp=4 ranks; make it 124 or 128")
-    ):
-        check_sequence(cut, [(), (8, 127)])
-    with pytest.raises(BatchError, match=r"make it 4 or 4 tokens"):
-        check_sequence(cut, [(8, 3)])
-    with pytest.raises(BatchError, match=r"no tensor of the batch has a sequence"):
-        check_sequence(cut, [(8,)])
 
 
 def test_the_page_about_plans_says_what_is_there():

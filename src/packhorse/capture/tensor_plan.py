@@ -5,7 +5,7 @@ that the model's class carries (an attribute `tensor_plan`), then known_plans.py
 before anything is captured or allocated.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from packhorse.capture.tensor_degree import Share, heads_at, require_degree
 from packhorse.capture.tensor_names import is_transposed, matching, near, no_plan
 from packhorse.capture.tensor_style import Style, is_known, style_of
 from packhorse.capture.trace import distinct
-from packhorse.errors import BatchError, UserError
+from packhorse.errors import UserError
 from packhorse.mesh import Mesh
 from packhorse.parallel.split import Sharding, Split
 
@@ -89,24 +89,6 @@ def sharding_of(
     require_degree([share for cut in counted.values() if cut is not None for share in cut.shares], mesh.tp)
     splits = {name: _split(cut, mesh.tp) for name, cut in counted.items() if cut is not None and cut.dim is not None}
     return Sharding(mesh.tp, mesh.tp_rank(rank), MappingProxyType(splits), sequence_parallel)
-
-
-def check_sequence(sharding: Sharding | None, shapes: Iterable[tuple[int, ...]]) -> None:
-    """Raises BatchError if the sequence is cut over the tp ranks and they do not divide it.
-
-    shapes: of the tensors of a batch; the sequence is dim 1 of the first that has two dims or more.
-    """
-    if sharding is None or not sharding.sequence:
-        return
-    shape = next((shape for shape in shapes if len(shape) >= 2), None)
-    if shape is None:
-        raise BatchError("sequence_parallel=True: no tensor of the batch has a sequence (dim 1 of two or more); leave it False for this model")
-    if rest := shape[1] % sharding.degree:
-        raise BatchError(
-            f"sequence_parallel=True: a sequence of {shape[1]} tokens (dim 1 of a batch {list(shape)}) cannot be cut evenly over "
-            f"tp={sharding.degree} ranks; make it {shape[1] - rest or sharding.degree} or {shape[1] + sharding.degree - rest} tokens long, "
-            "or leave sequence_parallel False"
-        )
 
 
 def _sources(model: nn.Module, given: Mapping[str, Any] | None) -> Iterator[_Source]:

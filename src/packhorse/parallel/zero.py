@@ -35,6 +35,7 @@ from packhorse.graph.operators import (
 from packhorse.parallel.partition import Partition
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.parallel.split import Sharding
+from packhorse.parallel.tensor.spread import Gathered
 from packhorse.planning.persistent import Persistent, Run
 from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay
@@ -47,12 +48,14 @@ GATHERED = 2  # units whose parameters are whole at one time: the one in use, an
 @dataclass(frozen=True)
 class Zero:
     """The pass for the programs of one step. persistent: what this rank holds; whole: what one dp rank alone would hold, which methods of
-    recomputation count with. sharding: how the model lies over tp ranks, if there are several."""
+    recomputation count with. sharding: how the model lies over tp ranks, if there are several; gathered: what they gather because an operator has no
+    rule for parts."""
 
     partition: Partition
     persistent: Persistent
     whole: Persistent
     sharding: Sharding | None = None
+    gathered: tuple[Gathered, ...] = ()
 
     @property
     def is_alone(self) -> bool:

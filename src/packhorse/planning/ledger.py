@@ -80,6 +80,7 @@ class Ledger:
         if self.predicted_comm_bytes:
             sent = "" if self.measured_comm_bytes is None else f", measured {format_bytes(self.measured_comm_bytes)}"
             rows.append(f"  {'sent to other ranks each step':<34}{format_bytes(self.predicted_comm_bytes):>14}{sent}")
+        rows += [f"  gathered whole: {what}" for what in self.extra.get("gathered_whole", ())]
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
         rows += [f"  %{name}: planned {planned} bytes, measured {measured}" for name, planned, measured in self.differences]
@@ -138,6 +139,7 @@ def ledger_of(plan: Plan) -> Ledger:
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
             "communication_buffer_bytes": max((s.size for p in plan.programs.values() for s in p.placement.storages if _is_bucket(s)), default=0),
+            "gathered_whole": _gathered_whole(plan),
             "recompute": plan.options.recompute,
             "recomputed_nodes": sum(_is_recomputed(node) for p in plan.programs.values() for node in p.graph.nodes),
             "device": plan.device.name,
@@ -148,6 +150,16 @@ def ledger_of(plan: Plan) -> Ledger:
             "flops": plan.flops,
             "seconds": plan.seconds,
         },
+    )
+
+
+def _gathered_whole(plan: Plan) -> list[str]:
+    """What tensor parallel ranks send because an operator has no rule for parts, once for each place."""
+    found = () if plan.zero is None else plan.zero.gathered
+    return list(
+        dict.fromkeys(
+            f"{g.num_elements} elements for {g.op} in module {g.module or '(outermost)'!r} at {g.source or 'an unknown line'}" for g in found
+        )
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lockstep import compare
 from packhorse.capture.tensor_plan import sharding_of
+from packhorse.errors import BatchError
 from packhorse.graph.operators import is_tensor_collective
 from packhorse.mesh import Mesh
 from packhorse.models.bert import BERT
@@ -123,3 +124,13 @@ def test_a_sum_over_ranks_is_told_by_its_layer():
     assert [tag for tag in tags if tag.startswith("g ")] == ["g tokens", *(f"g {layer}" for layer in blocks)]
     read = [f"blocks.{k}.{layer}" for k in range(L) for layer in ("attention.qkv", "feed_forward.up")]
     assert [tag for tag in tags if tag.startswith("f ")] == ["f head", *(f"f {layer}" for layer in reversed(read))]
+
+
+def test_a_sequence_that_the_degree_does_not_divide_is_refused():
+    model, batch, loss = made("GPT")
+    splits = dict(sharding_of(model, Mesh(tp=2), 0).splits)
+    short = {name: tokens[:, :7] for name, tokens in batch.items()}
+    with pytest.raises(
+        BatchError, match=r"a sequence of 7 tokens \(dim 1 of a batch \[2, 7\]\) cannot be cut evenly over tp=2 ranks; make it 6 or 8"
+    ):
+        compare(model, short, loss, splits, 2, sequence=True)

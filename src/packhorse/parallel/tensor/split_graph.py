@@ -8,7 +8,7 @@ layers that read one value share one all-reduce, as their gradients are added fi
 Sums over ranks are in another order than on one rank. Every other value has the same bits.
 """
 
-from packhorse.errors import UserError
+from packhorse.errors import BatchError
 from packhorse.graph.ir import Graph, Node, Output, Ref
 from packhorse.parallel.split import Sharding, Split
 from packhorse.parallel.tensor.placed import WHOLE, Place, Sum
@@ -23,7 +23,7 @@ _SAME = {"aten.add.Tensor", "aten.t.default", "aten._to_copy.default", "aten.clo
 def split_graph(graph: Graph, sharding: Sharding) -> tuple[Graph, list[Gathered]]:
     """The graph of the rank that `sharding` is seen by, and the split values that it gathers because an operator has no rule for parts.
 
-    Raises UserError if sequences are to be split and the degree does not divide them.
+    Raises BatchError if sequences are to be split and the degree does not divide them.
     """
     spread = Spread(graph, sharding, _tokens(graph, sharding) if sharding.sequence else None)
     for entry in graph.inputs:
@@ -43,17 +43,17 @@ def split_graph(graph: Graph, sharding: Sharding) -> tuple[Graph, list[Gathered]
 
 
 def _tokens(graph: Graph, sharding: Sharding) -> tuple[int, int]:
-    """(batch, sequence) of the tokens that the model is given."""
-    shape = next((i.value.shape for i in graph.inputs if i.role == "batch" and i.value.dtype == "i64" and len(i.value.shape) == 2), None)
+    """(batch, sequence) of the batch: of its first tensor of whole numbers with these dims, or else of its first with two dims or more."""
+    shapes = [entry.value.shape for entry in graph.inputs if entry.role == "batch" and len(entry.value.shape) >= 2]
+    tokens = [entry.value.shape for entry in graph.inputs if entry.role == "batch" and entry.value.dtype == "i64" and len(entry.value.shape) == 2]
+    shape = next(iter([*tokens, *shapes]), None)
     if shape is None:
-        raise UserError(
-            "sequence_parallel splits the sequence of a batch of tokens (whole numbers of shape (batch, sequence)), and this batch has none; leave "
-            "sequence_parallel off"
-        )
-    if shape[1] % sharding.degree:
-        raise UserError(
-            f"sequence_parallel: sequences of {shape[1]} tokens cannot be cut into tp={sharding.degree} equal parts; pad them to "
-            f"{shape[1] + -shape[1] % sharding.degree}, choose a tp that divides {shape[1]}, or leave sequence_parallel off"
+        raise BatchError("sequence_parallel=True: no tensor of the batch has a sequence (dim 1 of two or more); leave it False for this model")
+    if rest := shape[1] % sharding.degree:
+        raise BatchError(
+            f"sequence_parallel=True: a sequence of {shape[1]} tokens (dim 1 of a batch {list(shape)}) cannot be cut evenly over "
+            f"tp={sharding.degree} ranks; make it {shape[1] - rest or sharding.degree} or {shape[1] + sharding.degree - rest} tokens long, "
+            "or leave sequence_parallel False"
         )
     return shape[0], shape[1]
 
