@@ -10,16 +10,17 @@ import torch
 from packhorse.bench import heap_watch, peers
 from packhorse.bench.heap_watch import HeapWatch
 from packhorse.bench.jobs import JobError, run_job
-from packhorse.bench.peer_job import batch_of
+from packhorse.bench.peer_job import batch_of, batch_of_all
 from packhorse.bench.peer_systems import ADAMW, CLIP_NORM, SYSTEMS
+from packhorse.bench.peer_tensor import HeadsOfARank, in_order_of_ranks
 from packhorse.bench.peers import Row, bars_of, medians, render, unlike
 from packhorse.cli.benches import NAMES, run_bench
 from packhorse.errors import UserError
-from packhorse.models.gpt import GPT
+from packhorse.models.gpt import GPT, Attention
 
 pytestmark = pytest.mark.cpu
 MIB = 2**20
-SHAPE = {"layers": 1, "heads": 2, "width": 8, "vocab": 16, "seq_len": 5, "batch": 2}
+SHAPE = {"layers": 1, "heads": 2, "width": 8, "vocab": 16, "seq_len": 6, "batch": 2}
 
 
 def row(system, cpu=1.0, heap=100.0, rss=110.0, losses=(3.0, 2.0)):
@@ -49,6 +50,27 @@ def test_bars_are_beside_the_best_of_the_stage():
         assert (bar.found, bar.most, bar.beside) == (pytest.approx(share), most, beside), key
         assert bar.met == (share <= most)
     assert ("packhorse 0", "CPU") not in found
+
+
+def test_bars_of_tensor_parallelism_are_beside_each_rival():
+    """CPU beside both, the heap beside the leaner; those that are sequence parallel or recompute among themselves; ZeRO does not come in."""
+    rows = [
+        row("FSDP2", 0.1, 1), row("DTensor", 2.0, 80), row("Megatron-core", 1.0, 100), row("DTensor, sequence parallel", 4.0, 50),
+        row("Megatron-core, every block checkpointed", 5.0, 40), row("packhorse tp", 1.0, 60, 120), row("packhorse tp, sequence parallel", 3.0, 45),
+        row("packhorse tp, recomputing", 4.0, 30),
+    ]  # fmt: skip
+    assert [(bar.row.system, bar.what, bar.beside, pytest.approx(bar.found), bar.most, bar.met) for bar in bars_of(rows)] == [
+        ("packhorse tp", "CPU", "DTensor", 0.5, 0.85, True),
+        ("packhorse tp", "CPU", "Megatron-core", 1.0, 0.95, False),
+        ("packhorse tp", "heap peak", "DTensor", 0.75, 0.85, True),
+        ("packhorse tp, sequence parallel", "CPU", "DTensor, sequence parallel", 0.75, 0.85, True),
+        ("packhorse tp, sequence parallel", "heap peak", "DTensor, sequence parallel", 0.9, 0.85, False),
+        ("packhorse tp, recomputing", "CPU", "Megatron-core, every block checkpointed", 0.8, 0.95, True),
+        ("packhorse tp, recomputing", "heap peak", "Megatron-core, every block checkpointed", 0.75, 0.85, True),
+    ]
+    text = render([row("DTensor"), row("packhorse tp"), row("packhorse tp, recomputing", losses=(3.0, 2.1))])
+    assert "### narrow: 2 x 128 tokens, on each of 2 ranks" in text and "| DTensor | 1 | 1000 | 1000 | 100 | 50 | 110 | 2.00000 |" in text
+    assert "- packhorse tp, recomputing: its losses are not those of the others" in text
 
 
 def test_rows_are_medians_of_the_runs_that_came_to_an_end():
@@ -88,13 +110,36 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert "| packhorse 1 | RSS | 2.000 | 1.15 | its own heap peak | missed |" in page.read_text()
 
 
+def test_the_command_beside_tensor_parallelism(monkeypatch, tmp_path, capsys):
+    asked = {}
+
+    def instead(module, given, num_ranks, *, seconds, environment, python):
+        asked[given["system"]] = (num_ranks, python, "PYTHONPATH" in environment)
+        return {"wall": 1.0, "cpu": 1.0, "heap_peak": MIB, "heap_idle": MIB, "rss_peak": MIB, "losses": [1.0]}
+
+    monkeypatch.setattr(peers, "run_job", instead)
+    page = tmp_path / "page.md"
+    page.write_text(f"{peers.BEGIN}\n{peers.END}\n{peers.TENSOR_BEGIN}\n{peers.TENSOR_END}\n")
+    words = ["--tensor", "dtensor", "core", "tp", "--rounds", "1", "--shapes", "wide", "--megatron", "/bin/true", "--write", str(page)]
+    run_bench("peers", words, as_json=True)
+    here = (2, sys.executable, False)
+    assert asked == {
+        "DTensor": here, "DTensor, sequence parallel": here, "DTensor, every block checkpointed": here, "packhorse tp": here,
+        "packhorse tp, sequence parallel": here, "packhorse tp, recomputing": here, "Megatron-core": (2, "/bin/true", True),
+        "Megatron-core, every block checkpointed": (2, "/bin/true", True),
+    }  # fmt: skip
+    assert page.read_text().startswith(f"{peers.BEGIN}\n{peers.END}\n{peers.TENSOR_BEGIN}\n### wide: 4 x 256 tokens, on each of 2 ranks\n")
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
         (["horovod"], "no system is called horovod; the systems are alone"),
         (["deepspeed"], "no system is called deepspeed"),
         (["--ranks", "1"], "2 or more ranks"),
-        (["--deepspeed", "/no/python"], "expected the path of a Python interpreter"),
+        (["--deepspeed", "/no/python"], "--deepspeed /no/python: expected the path of a Python interpreter"),
+        (["--tensor", "megatron"], "no system is called megatron; the systems are DTensor"),
+        (["--tensor", "--megatron", "/no/python"], "--megatron /no/python: expected the path of a Python interpreter"),
     ],
 )
 def test_what_cannot_be_asked(words, said):
@@ -152,9 +197,10 @@ def test_no_compiler(tmp_path, monkeypatch):
 # -- jobs ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_packhorse_beside_plain_pytorch(tmp_path):
-    """Two ranks with halves of the batch, against one with all of it."""
-    asked = {"system": "packhorse 3", "shape": SHAPE, "warmup": 1, "steps": 2, "budget": "minimum"}
+@pytest.mark.parametrize("system", ["packhorse 3", "DTensor, sequence parallel"])
+def test_a_job_beside_plain_pytorch(system, tmp_path):
+    """Two ranks with halves of the batch, or of the matrices, against one with all of it."""
+    asked = {"system": system, "shape": SHAPE, "warmup": 1, "steps": 2, "budget": "minimum"}
     found = run_job("packhorse.bench.peer_job", asked, 2, seconds=200, environment={"LD_PRELOAD": str(heap_watch.build(tmp_path))})
     torch.manual_seed(0)
     model = GPT(**{key: size for key, size in SHAPE.items() if key != "batch"})
@@ -167,7 +213,27 @@ def test_a_job_of_packhorse_beside_plain_pytorch(tmp_path):
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         assert loss == pytest.approx(value.item(), abs=1e-5)
-    assert len(found["losses"]) == 3 and 0 < found["heap_idle"] <= found["heap_peak"] < 64 * MIB and found["cpu"] > 0
+    assert len(found["losses"]) == 3 and -MIB < found["heap_idle"] <= found["heap_peak"] < 64 * MIB and found["cpu"] > 0
+
+
+def test_all_ranks_see_what_each_sees_without():
+    whole = batch_of_all(SHAPE, 3, 2)
+    assert all(torch.equal(whole[key][2:], batch_of(SHAPE, 3, 1)[key]) and len(whole[key]) == 4 for key in ("ids", "labels"))
+
+
+def test_attention_of_a_rank_is_the_whole_with_its_heads():
+    """What the heads of both ranks give, side by side, is what all heads give: `out` passes it on."""
+    torch.manual_seed(0)
+    whole, x = Attention(12, 4, 0.0).double(), torch.randn(2, 5, 12, dtype=torch.float64)
+    whole.out = torch.nn.Identity()
+    mixed, parts = whole(x), []
+    weight, bias = (in_order_of_ranks(p.data, 2).chunk(2) for p in (whole.qkv.weight, whole.qkv.bias))
+    for rank in (0, 1):
+        part = HeadsOfARank(whole, 2)
+        part.qkv = torch.nn.Linear(12, 18, dtype=torch.float64)
+        part.qkv.weight.data, part.qkv.bias.data = weight[rank], bias[rank]
+        parts.append(part(x))
+    assert torch.allclose(torch.cat(parts, -1), mixed, rtol=0, atol=1e-14)
 
 
 def test_a_job_that_fails_says_why():

@@ -3,6 +3,7 @@
 The object: system, shape (layers, heads, width, vocab, seq_len, batch), warmup, steps, budget, out: the file that rank 0 writes a JSON line into.
 """
 
+import gc
 import json
 import statistics
 import sys
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from packhorse.bench.heap_watch import HeapWatch
 from packhorse.bench.peer_systems import SYSTEMS, Batch
+from packhorse.bench.peer_tensor import TENSOR_SYSTEMS
 from packhorse.models.gpt import GPT
 
 
@@ -26,24 +28,34 @@ def batch_of(shape: dict[str, int], number: int, rank: int) -> Batch:
     return {"ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
 
 
+def batch_of_all(shape: dict[str, int], number: int, num_ranks: int) -> Batch:
+    """The batch of a step: what all ranks together see."""
+    parts = [batch_of(shape, number, rank) for rank in range(num_ranks)]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
 def main(asked: dict[str, Any]) -> None:
     """Every rank runs it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    system = next(s for s in SYSTEMS if s.name == asked["system"])
-    # what a system imports is not memory of training
-    for name in ["packhorse.api", "ortools.sat.python.cp_model"] if system.ours else [system.package] if system.package else []:
+    system = next(s for s in (*SYSTEMS, *TENSOR_SYSTEMS) if s.name == asked["system"])
+    for name in ("torch._dynamo", *system.imports):  # the first is what every optimizer imports
         import_module(name)
+    gc.collect()  # what importing leaves behind would else be taken off
     watch = HeapWatch()
     torch.manual_seed(0)
     shape, warmup = asked["shape"], asked["warmup"]
     model = GPT(**{key: shape[key] for key in ("vocab", "layers", "width", "heads", "seq_len")})
-    step = system.make(model, {"batch": batch_of(shape, 0, rank), "budget": asked["budget"]})
+
+    def batch_of_step(number: int) -> Batch:
+        return batch_of_all(shape, number, num_ranks) if system.tensor else batch_of(shape, number, rank)
+
+    step = system.make(model, {"batch": batch_of_step(0), "budget": asked["budget"]})
     del model
     walls, cpus, losses = [], [], []
     for number in range(warmup + asked["steps"]):
-        batch = batch_of(shape, number, rank)
+        batch = batch_of_step(number)
         if number == warmup:
             watch.reset()
         dist.barrier()

@@ -19,22 +19,31 @@ BUCKET_ELEMENTS = 4_000_000  # of DeepSpeed: its default takes 2 GB whatever the
 
 Batch = dict[str, Tensor]
 TakeStep = Callable[[Batch], Tensor]  # (this rank's batch) -> its loss, or the mean over ranks
+Make = Callable[[nn.Module, dict[str, Any]], TakeStep]
+OURS = ("packhorse.api", "ortools.sat.python.cp_model")
 
 
 @dataclass(frozen=True)
 class System:
-    """stage: of ZeRO, that it is compared at (None: no rival, a measure). recompute: the backward pass computes blocks again. make(model, settings)
-    -> its step; settings are for packhorse alone. package: what has to be installed besides torch."""
+    """stage: of ZeRO, that it is compared at (None: no rival, a measure). recompute: the backward pass computes blocks again. tensor: it splits the
+    matrices over ranks, each of which sees the batches of all; sequence: and what lies between the matrices, along the sequence. make(model,
+    settings) -> its step; settings are for packhorse alone. package: what has to be installed besides torch. imports: modules that are no memory of
+    training."""
 
     name: str
     stage: int | None
-    make: Callable[[nn.Module, dict[str, Any]], TakeStep]
+    make: Make
     recompute: bool = False
     ours: bool = False
+    tensor: bool = False
+    sequence: bool = False
     package: str = ""
+    imports: tuple[str, ...] = ()
 
 
-def _plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Callable[[], Any]) -> TakeStep:
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Callable[[], Any]) -> TakeStep:
+    """Forward, backward, clip(), the optimizer."""
+
     def step(batch: Batch) -> Tensor:
         loss = model(**batch)
         loss.backward()
@@ -51,12 +60,12 @@ def _clipping(model: nn.Module) -> Callable[[], Any]:
 
 
 def _alone(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
-    return _plain_step(model, torch.optim.AdamW(model.parameters(), **ADAMW), _clipping(model))
+    return plain_step(model, torch.optim.AdamW(model.parameters(), **ADAMW), _clipping(model))
 
 
 def _ddp(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return _plain_step(wrapped, torch.optim.AdamW(wrapped.parameters(), **ADAMW), _clipping(wrapped))
+    return plain_step(wrapped, torch.optim.AdamW(wrapped.parameters(), **ADAMW), _clipping(wrapped))
 
 
 def _zero_redundancy(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
@@ -64,10 +73,10 @@ def _zero_redundancy(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
 
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **ADAMW)
-    return _plain_step(wrapped, optimizer, _clipping(wrapped))
+    return plain_step(wrapped, optimizer, _clipping(wrapped))
 
 
-def _fsdp1(strategy: str) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
+def _fsdp1(strategy: str) -> Make:
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -79,28 +88,28 @@ def _fsdp1(strategy: str) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
             sharding_strategy=ShardingStrategy[strategy],
             device_id=torch.device("cpu"),
         )
-        return _plain_step(wrapped, torch.optim.AdamW(wrapped.parameters(), **ADAMW), lambda: wrapped.clip_grad_norm_(CLIP_NORM))
+        return plain_step(wrapped, torch.optim.AdamW(wrapped.parameters(), **ADAMW), lambda: wrapped.clip_grad_norm_(CLIP_NORM))
 
     return make
 
 
-def _fsdp2(reshard: bool, recompute: bool = False) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
+def _fsdp2(reshard: bool, recompute: bool = False) -> Make:
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         if recompute:
-            _recompute_blocks(model)
+            recompute_blocks(model)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in _blocks(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
-        return _plain_step(model, torch.optim.AdamW(model.parameters(), **ADAMW), _clipping(model))
+        return plain_step(model, torch.optim.AdamW(model.parameters(), **ADAMW), _clipping(model))
 
     return make
 
 
-def _deepspeed(stage: int) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
+def _deepspeed(stage: int) -> Make:
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         import deepspeed
 
@@ -128,7 +137,9 @@ def _deepspeed(stage: int) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
     return make
 
 
-def _packhorse(stage: int, recompute: bool = False) -> Callable[[nn.Module, dict[str, Any]], TakeStep]:
+def packhorse_step(axis: str, stage: int = 0, recompute: bool = False, sequence_parallel: bool = False) -> Make:
+    """packhorse with all ranks along one axis of the mesh."""
+
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         import packhorse
 
@@ -137,11 +148,12 @@ def _packhorse(stage: int, recompute: bool = False) -> Callable[[nn.Module, dict
             settings["batch"],
             optimizer=torch.optim.AdamW(model.parameters(), **ADAMW),
             clip_norm=CLIP_NORM,
-            mesh=packhorse.Mesh(dp=dist.get_world_size()),
+            mesh=packhorse.Mesh(**{axis: dist.get_world_size()}),
             rank=dist.get_rank(),
             zero_stage=stage,
             recompute="optimal" if recompute else "none",
             budget=settings["budget"] if recompute else None,
+            sequence_parallel=sequence_parallel,
         )
         return packhorse.compile(model, plan)
 
@@ -154,7 +166,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return list(blocks)
 
 
-def _recompute_blocks(model: nn.Module) -> None:
+def recompute_blocks(model: nn.Module) -> None:
     """Every block keeps its input alone, as torch.utils.checkpoint does it."""
     for block in _blocks(model):
         block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
@@ -173,7 +185,7 @@ SYSTEMS = (
     System("FSDP1 FULL_SHARD", 3, _fsdp1("FULL_SHARD")),
     System("FSDP2", 3, _fsdp2(True)),
     System("FSDP2, every block checkpointed", 3, _fsdp2(True, recompute=True), recompute=True),
-    *(System(f"DeepSpeed {stage}", stage, _deepspeed(stage), package="deepspeed") for stage in range(4)),
-    *(System(f"packhorse {stage}", stage, _packhorse(stage), ours=True) for stage in range(4)),
-    System("packhorse 3, recomputing", 3, _packhorse(3, recompute=True), recompute=True, ours=True),
+    *(System(f"DeepSpeed {stage}", stage, _deepspeed(stage), package="deepspeed", imports=("deepspeed",)) for stage in range(4)),
+    *(System(f"packhorse {stage}", stage, packhorse_step("dp", stage), ours=True, imports=OURS) for stage in range(4)),
+    System("packhorse 3, recomputing", 3, packhorse_step("dp", 3, recompute=True), recompute=True, ours=True, imports=OURS),
 )
