@@ -7,7 +7,7 @@ import importlib
 
 from packhorse.errors import UserError
 
-NAMES = ("chen",)
+NAMES = ("chen", "megatron")
 
 
 def run_reproduction(name: str, arguments: list[str], *, as_json: bool) -> int:
