@@ -3,7 +3,7 @@
 Over dp: {GPT, BERT, ResNet with group norm, Hugging Face Llama tied and untied} x ranks {1, 2, 3, 4} x stages of ZeRO {0, 1, 2, 3} x micro-batches
 {1, 3} x clipping x recomputation {none, optimal in a budget}.
 Over tp: {GPT, BERT, Hugging Face Llama tied and untied, Qwen3, GPT-2} x tp {1, 2, 4} x dp {1, 2} x stages {0, 1, 2, 3} x {plain, recomputing,
-sequence parallel}, micro-batches {1, 2} and clipping alternating.
+sequence parallel}, micro-batches {1, 2} and clipping alternating. And GPT-2's vocabulary.
 
 In float64: losses, every gradient, norms and parameters of three steps, of two cases over tp of ten. Also whether the stages have the same bits,
 whether what tp ranks have whole is the same on all of them, and memory and communication are as planned. Words after `equality` pick models by a part
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from packhorse.bench.equality_cases import Case, every_case, every_mesh_case
 from packhorse.bench.equality_job import Outcome, walk
-from packhorse.bench.equality_models import CUT_WORKLOADS, WORKLOADS
+from packhorse.bench.equality_models import CUT_WORKLOADS, WORDY, WORKLOADS
 from packhorse.bench.jobs import run_job
 from packhorse.bench.step import write_between
 from packhorse.errors import UserError
 from packhorse.mesh import Mesh
 
 MATRICES = {"dp": every_case, "tp": every_mesh_case}
-MODELS = {"dp": WORKLOADS, "tp": CUT_WORKLOADS}
+MODELS = {"dp": [*WORKLOADS], "tp": [*CUT_WORKLOADS, WORDY]}
 MARKS = {
     "dp": ("<!-- bench equality: begin -->", "<!-- bench equality: end -->"),
     "tp": ("<!-- bench equality over tp: begin -->", "<!-- bench equality over tp: end -->"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from packhorse.bench.equality_models import CUT_WORKLOADS, EVERY_WORKLOAD, WORKLOADS, Batch, Workload
+from packhorse.bench.equality_models import CUT_WORKLOADS, EVERY_WORKLOAD, WORDY, WORKLOADS, Batch, Workload
 from packhorse.mesh import Mesh
 
 SAMPLES = 2  # of each micro-batch of a dp rank
@@ -51,7 +51,11 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": (False, True),
     "recompute": (False, True),
 }
-WAYS = {"plain": {"recompute": False}, "recompute": {"recompute": True}, "sequence": {"recompute": False, "sequence": True}}
+WAYS: dict[str, dict[str, bool]] = {
+    "plain": {"recompute": False},
+    "recompute": {"recompute": True},
+    "sequence": {"recompute": False, "sequence": True},
+}
 MESH_FACTORS: dict[str, tuple[Any, ...]] = {
     "model": tuple(CUT_WORKLOADS),
     "tp": (1, 2, 4),
@@ -75,16 +79,18 @@ def every_case(dtype: str = "float64") -> list[Case]:
 
 def every_mesh_case() -> list[Case]:
     """The full matrix over tp and dp: a model on a mesh, at every stage, plain, recomputing and with its sequences split, as far as there is a
-    difference. Micro-batches and clipping alternate from one mesh, way and model to the next; the stages of one have the same."""
+    difference. Micro-batches and clipping alternate from one mesh, way and model to the next; the stages of one have the same. And a large
+    vocabulary."""
     found = []
     for (place, model), (nth, (tp, way, dp)) in itertools.product(
         enumerate(MESH_FACTORS["model"]), enumerate(itertools.product(*(MESH_FACTORS[name] for name in ("tp", "way", "dp"))))
     ):
         for stage in MESH_FACTORS["stage"][: None if dp > 1 else 1]:
             if tp > 1 or way != "sequence":
-                alternating = {"micros": 1 + (nth + place) % 2, "clip": bool((nth // 2 + place // 2) % 2)}
-                found.append(Case(model=model, tp=tp, dp=dp, stage=stage, **alternating, **WAYS[way]))
-    return [replace(case, steps=MANY_STEPS) if any(_is(case, fields) for fields in LONG) else case for case in found]
+                alternating: dict[str, Any] = {"micros": 1 + (nth + place) % 2, "clip": bool((nth // 2 + place // 2) % 2)}
+                found.append(Case(model=model, tp=tp, dp=dp, stage=stage, **(alternating | WAYS[way])))
+    found = [replace(case, steps=MANY_STEPS) if any(_is(case, fields) for fields in LONG) else case for case in found]
+    return found + [Case(WORDY, 1, 0, 1, True, False, tp=tp, layers=1) for tp in MESH_FACTORS["tp"]]
 
 
 def _is(case: Case, fields: dict[str, Any]) -> bool:

@@ -93,9 +93,16 @@ def _qwen3(sizes: Sizes, layers: int) -> nn.Module:
 def _gpt2(sizes: Sizes, layers: int) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
     shape: dict[str, Any] = {"n_embd": sizes.width, "n_layer": layers, "n_head": sizes.heads, "n_positions": sizes.tokens}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=sizes.vocab, use_cache=False, bos_token_id=None, eos_token_id=None, **shape, **dropout))
+    without: dict[str, Any] = {
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "use_cache": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    return GPT2LMHeadModel(GPT2Config(vocab_size=sizes.vocab, **shape, **without))
 
 
 def _next_tokens(output: Any, batch: Batch) -> Tensor:
@@ -143,4 +150,6 @@ CUT_WORKLOADS = {
     "Qwen3": Workload(partial(_qwen3, CUT), partial(_inputs, CUT), _next_tokens),
     "GPT-2": Workload(partial(_gpt2, CUT), partial(_inputs, CUT), _next_tokens),
 }
-EVERY_WORKLOAD = WORKLOADS | CUT_WORKLOADS
+WORDS = Sizes(vocab=50257, width=8, heads=4, key_heads=4, tokens=4)
+WORDY = "GPT, 50257 tokens"  # GPT-2's vocabulary, which no degree divides
+EVERY_WORKLOAD = WORKLOADS | CUT_WORKLOADS | {WORDY: Workload(partial(_gpt, WORDS), partial(_tokens, WORDS))}
