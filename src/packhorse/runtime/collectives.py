@@ -56,10 +56,6 @@ def _of_tensor(op: str, out: Operand, x: Operand, tag: str, transport: Transport
 
     def reduce(x: Tensor, out: Tensor, bucket: Tensor) -> None:
         bucket[-1:].zero_()  # as above
-        whole = op == TENSOR_SUM
-        if whole and x.data_ptr() != out.data_ptr():
-            out.copy_(x)
-        shard = tensor_shard(op, x.numel(), transport.num_ranks)
-        transport.now(tag, transport.reduce, [out if whole else x], [out], bucket, (0,), shard, whole, whole)
+        transport.now(tag, transport.reduce_tensor, x, out, bucket, tensor_shard(op, x.numel(), transport.num_ranks), op == TENSOR_SUM)
 
     return (gather, (x, out), {}) if op == TENSOR_GATHER else (reduce, (x, out, scratch), {})

@@ -136,6 +136,36 @@ class Transport:
             for r, theirs in zip(self.others, got):
                 wanted[r].fill(start, theirs)
 
+    def reduce_tensor(self, x: Tensor, out: Tensor, bucket: Tensor, shard: int, everywhere: bool) -> None:
+        """Sums over ranks of one dense tensor, cut in the order of its memory into `shard` elements for each rank, the last ones fewer.
+
+        out: this rank's sums; with `everywhere` those of all, like x, which it may be. bucket as for `reduce`: while a chunk is summed up, the next
+        one comes into its other half. Sums go to where they belong without a copy.
+        """
+        parts = self._cut(x, shard)
+        sums = self._cut(out, shard) if everywhere else [memory_order(out)] * self.num_ranks
+        mine, total = parts[self.rank], sums[self.rank]
+        step = chunk_elements((0,), (x.numel(),), shard, self.num_ranks, x.element_size())
+        halves = bucket.view(x.dtype).view(2, len(self.others), step)
+
+        def exchange(start: int) -> tuple[list[Tensor], list[tuple[int, Any]]]:
+            got = [row[: mine[start : start + step].numel()] for row in halves[start // step % 2]]
+            return got, self._exchange([parts[r][start : start + step] for r in self.others], got)
+
+        ahead = exchange(0)
+        for start in range(0, shard, step):
+            got, works = ahead
+            if start + step < shard:
+                ahead = exchange(start + step)
+            _finish(works)
+            self._sum(mine[start : start + step], total[start : start + step], got)
+        if everywhere:
+            _finish(self._exchange([total] * len(self.others), [sums[r] for r in self.others]))
+
+    def _cut(self, tensor: Tensor, shard: int) -> list[Tensor]:
+        flat = memory_order(tensor)
+        return [flat[r * shard : (r + 1) * shard] for r in range(self.num_ranks)]
+
     def _sum(self, mine: Tensor, total: Tensor, theirs: list[Tensor]) -> None:
         """total = the sum of all ranks' contributions, in the order of the ranks. total may be `mine`."""
         if not self.rank:
