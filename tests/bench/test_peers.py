@@ -125,7 +125,8 @@ def test_the_command_beside_tensor_parallelism(monkeypatch, tmp_path, capsys):
     here = (2, sys.executable, False)
     assert asked == {
         "DTensor": here, "DTensor, sequence parallel": here, "DTensor, every block checkpointed": here, "packhorse tp": here,
-        "packhorse tp, sequence parallel": here, "packhorse tp, recomputing": here, "Megatron-core": (2, "/bin/true", True),
+        "packhorse tp, sequence parallel": here, "packhorse tp, dropping what is cheap": here, "packhorse tp, recomputing": here,
+        "Megatron-core": (2, "/bin/true", True),
         "Megatron-core, every block checkpointed": (2, "/bin/true", True),
     }  # fmt: skip
     assert page.read_text().startswith(f"{peers.BEGIN}\n{peers.END}\n{peers.TENSOR_BEGIN}\n### wide: 4 x 256 tokens, on each of 2 ranks\n")

@@ -137,8 +137,8 @@ def _deepspeed(stage: int) -> Make:
     return make
 
 
-def packhorse_step(axis: str, stage: int = 0, recompute: bool = False, sequence_parallel: bool = False) -> Make:
-    """packhorse with all ranks along one axis of the mesh."""
+def packhorse_step(axis: str, stage: int = 0, recompute: str = "none", sequence_parallel: bool = False) -> Make:
+    """packhorse with all ranks along one axis of the mesh. recompute: a method; "optimal" has the budget of the settings."""
 
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         import packhorse
@@ -151,8 +151,8 @@ def packhorse_step(axis: str, stage: int = 0, recompute: bool = False, sequence_
             mesh=packhorse.Mesh(**{axis: dist.get_world_size()}),
             rank=dist.get_rank(),
             zero_stage=stage,
-            recompute="optimal" if recompute else "none",
-            budget=settings["budget"] if recompute else None,
+            recompute=recompute,
+            budget=settings["budget"] if recompute == "optimal" else None,
             sequence_parallel=sequence_parallel,
         )
         return packhorse.compile(model, plan)
@@ -187,5 +187,5 @@ SYSTEMS = (
     System("FSDP2, every block checkpointed", 3, _fsdp2(True, recompute=True), recompute=True),
     *(System(f"DeepSpeed {stage}", stage, _deepspeed(stage), package="deepspeed", imports=("deepspeed",)) for stage in range(4)),
     *(System(f"packhorse {stage}", stage, packhorse_step("dp", stage), ours=True, imports=OURS) for stage in range(4)),
-    System("packhorse 3, recomputing", 3, packhorse_step("dp", 3, recompute=True), recompute=True, ours=True, imports=OURS),
+    System("packhorse 3, recomputing", 3, packhorse_step("dp", 3, "optimal"), recompute=True, ours=True, imports=OURS),
 )

@@ -216,5 +216,6 @@ TENSOR_SYSTEMS = (
     System("Megatron-core, every block checkpointed", None, _megatron(recompute=True), recompute=True, **_MEGATRON),
     System("packhorse tp", None, packhorse_step("tp"), **_OURS),
     System("packhorse tp, sequence parallel", None, packhorse_step("tp", sequence_parallel=True), sequence=True, **_OURS),
-    System("packhorse tp, recomputing", None, packhorse_step("tp", recompute=True), recompute=True, **_OURS),
+    System("packhorse tp, dropping what is cheap", None, packhorse_step("tp", recompute="cheap"), **_OURS),
+    System("packhorse tp, recomputing", None, packhorse_step("tp", recompute="optimal"), recompute=True, **_OURS),
 )
