@@ -54,8 +54,16 @@ def _of_tensor(op: str, out: Operand, x: Operand, tag: str, transport: Transport
     def gather(x: Tensor, out: Tensor) -> None:
         transport.now(tag, transport.all_gather, memory_order(x), out)
 
+    stays = all(operand.space in ("arena", "persistent") for operand in (x, out))  # what moves must not be held for the next step
+    made: list[Callable[[], None]] = []
+
     def reduce(x: Tensor, out: Tensor, bucket: Tensor) -> None:
-        bucket[-1:].zero_()  # as above
-        transport.now(tag, transport.reduce_tensor, x, out, bucket, tensor_shard(op, x.numel(), transport.num_ranks), op == TENSOR_SUM)
+        if made:
+            transport.now(tag, made[0])
+            return
+        collective = transport.summing(x, out, bucket, tensor_shard(op, x.numel(), transport.num_ranks), op == TENSOR_SUM)
+        if stays:
+            made.append(collective)
+        transport.now(tag, collective)
 
     return (gather, (x, out), {}) if op == TENSOR_GATHER else (reduce, (x, out, scratch), {})

@@ -9,13 +9,13 @@ Collectives run one after another in a thread of their own, in the order in whic
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Lock, Thread
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from packhorse.errors import PeerError
@@ -49,13 +49,13 @@ class Transport:
         self.started[tag] = started = _Started(tag, collective, args)
         self.queue.put(started)
         if self.blocking:
-            started.ended.wait()
+            started.ended(-1)
 
     def wait(self, tag: str) -> None:
         """Until it has ended. Raises PeerError if another rank is gone, and what `look_around` raises."""
         self.place, self.since = tag, time.monotonic()
         started = self.started.pop(tag)
-        while not started.ended.wait(LOOK_AROUND_S):
+        while not started.ended(LOOK_AROUND_S):
             self.look_around()
         if started.error is not None:
             raise started.error
@@ -83,7 +83,7 @@ class Transport:
                         error.collective = started.tag
             started.error = broken
             started.args = ()
-            started.ended.set()
+            started.running.release()
 
     # -- collectives ------------------------------------------------------------------------------------------------------------------
 
@@ -136,8 +136,9 @@ class Transport:
             for r, theirs in zip(self.others, got):
                 wanted[r].fill(start, theirs)
 
-    def reduce_tensor(self, x: Tensor, out: Tensor, bucket: Tensor, shard: int, everywhere: bool) -> None:
-        """Sums over ranks of one dense tensor, cut in the order of its memory into `shard` elements for each rank, the last ones fewer.
+    def summing(self, x: Tensor, out: Tensor, bucket: Tensor, shard: int, everywhere: bool) -> Callable[[], None]:
+        """The collective that sums up one dense tensor over ranks, cut in the order of its memory into `shard` elements for each rank, the last ones
+        fewer. It can run any number of times: what is done in Python is done here, since it takes longer than sending.
 
         out: this rank's sums; with `everywhere` those of all, like x, which it may be. bucket as for `reduce`: while a chunk is summed up, the next
         one comes into its other half. Sums go to where they belong without a copy.
@@ -147,20 +148,27 @@ class Transport:
         mine, total = parts[self.rank], sums[self.rank]
         step = chunk_elements((0,), (x.numel(),), shard, self.num_ranks, x.element_size())
         halves = bucket.view(x.dtype).view(2, len(self.others), step)
-
-        def exchange(start: int) -> tuple[list[Tensor], list[tuple[int, Any]]]:
-            got = [row[: mine[start : start + step].numel()] for row in halves[start // step % 2]]
-            return got, self._exchange([parts[r][start : start + step] for r in self.others], got)
-
-        ahead = exchange(0)
+        chunks = []
         for start in range(0, shard, step):
-            got, works = ahead
-            if start + step < shard:
-                ahead = exchange(start + step)
-            _finish(works)
-            self._sum(mine[start : start + step], total[start : start + step], got)
-        if everywhere:
-            _finish(self._exchange([total] * len(self.others), [sums[r] for r in self.others]))
+            those = slice(start, start + step)
+            got = [row[: mine[those].numel()] for row in halves[start // step % 2]]
+            chunks.append((self._exchange_of([parts[r][those] for r in self.others], got), mine[those], total[those], got))
+        last = self._exchange_of([total] * len(self.others), [sums[r] for r in self.others] if everywhere else [])
+        end = bucket[-1:]
+
+        def run() -> None:
+            end.zero_()  # the arena's canary sees how far the bucket reaches, also where this rank receives less than others
+            ahead = self._begin(chunks[0][0]) if chunks else []
+            for number, (_, own, target, theirs) in enumerate(chunks, 1):
+                works = ahead
+                if number < len(chunks):
+                    ahead = self._begin(chunks[number][0])
+                _finish(works)
+                self._sum(own, target, theirs)
+            if everywhere:
+                _finish(self._begin(last))
+
+        return run
 
     def _cut(self, tensor: Tensor, shard: int) -> list[Tensor]:
         flat = memory_order(tensor)
@@ -183,15 +191,25 @@ class Transport:
     def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """Starts one send to, and one receive from, each other rank; what is empty is left out. Both sides know the sizes. Returns (the rank at the
         other end, as errors call it; what is under way)."""
-        works: list[tuple[int, Any]] = []
-        for r, tensor in zip(self.others, received):
-            if tensor.numel():
-                works.append((self.members[r], _told(self.members[r], partial(dist.irecv, tensor, group=self.group, group_src=r))))
-        for r, tensor in zip(self.others, sent):
-            if tensor.numel():
-                works.append((self.members[r], _told(self.members[r], partial(dist.isend, tensor, group=self.group, group_dst=r))))
-                self.sent_bytes += tensor.numel() * tensor.element_size()
-        return works
+        return self._begin(self._exchange_of(sent, received))
+
+    def _exchange_of(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> "_Exchange":
+        # the group's own methods: those of torch.distributed ask each time which ranks it has
+        receives = [(self.members[r], partial(self.group.recv, [tensor], r, 0)) for r, tensor in zip(self.others, received) if tensor.numel()]
+        sends = [(self.members[r], partial(self.group.send, [tensor], r, 0)) for r, tensor in zip(self.others, sent) if tensor.numel()]
+        return _Exchange(receives + sends, sum(tensor.numel() * tensor.element_size() for tensor in sent))
+
+    def _begin(self, exchange: "_Exchange") -> list[tuple[int, Any]]:
+        self.sent_bytes += exchange.sent_bytes
+        return [(member, _told(member, call)) for member, call in exchange.calls]
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """calls: (the rank at the other end, starts a send or a receive). sent_bytes: of all sends."""
+
+    calls: list[tuple[int, Callable[[], Any]]]
+    sent_bytes: int
 
 
 class _Stream:
@@ -258,9 +276,17 @@ def _plain(error: Exception) -> str:
 class _Started:
     """A collective under way, or in the queue."""
 
-    __slots__ = ("args", "collective", "ended", "error", "tag")
+    __slots__ = ("args", "collective", "error", "running", "tag")
 
     def __init__(self, tag: str, collective: Callable[..., None], args: tuple):
         self.tag, self.collective, self.args = tag, collective, args
-        self.ended = Event()
         self.error: Exception | None = None
+        self.running = Lock()  # in place of an Event, which is several times as slow
+        self.running.acquire()
+
+    def ended(self, seconds: float) -> bool:
+        """Waits for the end, or for so long (-1: for ever); whether it has come."""
+        if not self.running.acquire(timeout=seconds):
+            return False
+        self.running.release()
+        return True
