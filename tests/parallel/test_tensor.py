@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cover import ON_A_MESH, SINGLE_ON_A_MESH, mesh_cover, mesh_pairs_of, some_mesh_cases, values_of
+from cover import BESIDE_EACH_OTHER_ON_A_MESH, SINGLE_ON_A_MESH, mesh_cover, mesh_pairs_of, some_mesh_cases, values_of
 from packhorse.bench.equality import unlike
 from packhorse.bench.equality_cases import Case
 from packhorse.bench.equality_job import Outcome
@@ -73,7 +73,7 @@ def test_like_one_rank(case, outcome_of):
 
 
 def test_stages_have_the_same_bits(outcome_of):
-    outcomes = [outcome_of(case) for case in ON_A_MESH if case.dp == 2 and case.model == "GPT, 4 heads"]
+    outcomes = [outcome_of(case) for case in BESIDE_EACH_OTHER_ON_A_MESH]
     assert [outcome.case.stage for outcome in outcomes] == [0, 1, 2, 3]
     assert all(outcome.bits for outcome in outcomes) and not unlike(outcomes)
 
