@@ -24,7 +24,7 @@ from packhorse.parallel.partition import Partition
 from packhorse.parallel.units import units_of
 from packhorse.parallel.zero import Zero, gather_updated, loss_graph
 from packhorse.planning.budget import budget_bytes
-from packhorse.planning.choose import make_plan
+from packhorse.planning.choose import MICRO, make_plan
 from packhorse.planning.persistent import Persistent, holds_models_own
 from packhorse.planning.plan import Options, Plan
 from packhorse.recompute.table import METHODS
@@ -108,10 +108,19 @@ def plan(
             partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding, captured.gathered
         )
     graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
+    around = None
+    if zero is not None and not zero.is_alone:
+        around = {}
+        for judge in zero.partition.judges:
+            part = replace(zero.partition, rank=judge)
+            owned = flat_storage(model, optimizer, captured, clip_norm, widths, part, sharding)[1]
+            seen = zero.seen_by(judge)
+            theirs = _graphs(model, optimizer, captured, seen.persistent, owned, clip_norm, num_micro_batches, seen)
+            around[judge] = {name: graph for name, graph in theirs.items() if name not in MICRO}
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
     constants, generators = captured.constants, captured.generators
     job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
-    return make_plan(graphs, persistent, options, load_device(device), job, zero)
+    return make_plan(graphs, persistent, options, load_device(device), job, zero, around)
 
 
 def _graphs(

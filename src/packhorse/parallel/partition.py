@@ -27,3 +27,9 @@ class Partition:
     @property
     def shards_parameters(self) -> bool:
         return self.stage >= 3 and self.num_ranks > 1
+
+    @property
+    def judges(self) -> tuple[int, ...]:
+        """Ranks whose plans decide for all, so that every rank decides alike: the first and the last. Shards are equal, but which pieces of tensors
+        lie in them is not, and so ranks need a little more or less."""
+        return tuple(sorted({0, self.num_ranks - 1}))

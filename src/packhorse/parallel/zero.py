@@ -36,7 +36,7 @@ from packhorse.parallel.partition import Partition
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, own_pieces
 from packhorse.parallel.split import Sharding
 from packhorse.parallel.tensor.spread import Gathered
-from packhorse.planning.persistent import Persistent, Run
+from packhorse.planning.persistent import Persistent, Run, seen_by
 from packhorse.planning.placement import same_layout
 from packhorse.recompute.mirror import replay
 
@@ -56,6 +56,10 @@ class Zero:
     whole: Persistent
     sharding: Sharding | None = None
     gathered: tuple[Gathered, ...] = ()
+
+    def seen_by(self, rank: int) -> "Zero":
+        """The pass of another dp rank."""
+        return replace(self, partition=replace(self.partition, rank=rank), persistent=seen_by(self.persistent, rank))
 
     @property
     def is_alone(self) -> bool:

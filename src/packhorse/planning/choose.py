@@ -5,8 +5,8 @@ As proposals do
 not depend on the budget, a smaller budget never gives a higher peak.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
 from packhorse.parallel.zero import Zero
 from packhorse.planning.budget import budget_bytes, too_small
-from packhorse.planning.persistent import Persistent
-from packhorse.planning.plan import GraphPlan, Options, Plan, plan_graph, times_of
+from packhorse.planning.persistent import Persistent, seen_by
+from packhorse.planning.plan import GraphPlan, LaidOut, Options, Plan, Rest, plan_graph, times_of
 from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
@@ -42,28 +42,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """What a step needs besides the program that is being chosen: persistent bytes, and the other programs' arena and external tensors."""
-
-    persistent_bytes: int
-    arena_bytes: int = 0
-    external_bytes: int = 0
-
-    def peak(self, other: Candidate | GraphPlan) -> int:
-        """Peak of the step with that program."""
-        return self.persistent_bytes + max(self.arena_bytes, other.arena_bytes) + max(self.external_bytes, other.external_bytes)
-
-    def along(self, planned: GraphPlan) -> "Rest":
-        """The same with one more program."""
-        return Rest(self.persistent_bytes, max(self.arena_bytes, planned.arena_bytes), max(self.external_bytes, planned.external_bytes))
-
-
-@dataclass(frozen=True)
 class Chosen:
-    """The plan of one program. keep_everything_bytes: peak of the step with this program as it was captured; keep_everything_seconds: of
+    """The plan of one program, laid_out. keep_everything_bytes: peak of the step with this program as it was captured; keep_everything_seconds: of
     this program."""
 
-    planned: GraphPlan
+    laid_out: LaidOut
     keep_everything_bytes: int
     keep_everything_seconds: float
     least_overhead_seconds: float | None
@@ -101,8 +84,8 @@ def choose(
     else:
         orders = METHODS[method](facts, room) or METHODS[method](facts, None) or [plain.order]  # none within the limit: what is the least
         candidates = [_measured(facts, order) for order in dict.fromkeys(orders)]
-        found = allowed is not None and any(rest.peak(c) + more <= allowed for c in candidates)
-        if method == "optimal" and is_outside(facts) and not (found and is_large(facts)):
+        fits = allowed is not None and any(rest.peak(c) + more <= allowed for c in candidates)
+        if method == "optimal" and is_outside(facts) and not (fits and is_large(facts)):
             inside = _facts(into_arena(graph), finish.counted, options, device)
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
             if is_large(facts):  # a plan of segments keeps little outside: it needs no copies
@@ -114,9 +97,9 @@ def choose(
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
         if rest.peak(candidate) + more <= nearly:
             for ahead in finish.ways:
-                planned = finish.planned(_graph(candidate), ahead)
-                if rest.peak(planned) <= allowed:
-                    return Chosen(planned, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
+                found = finish.laid_out(_graph(candidate), ahead)
+                if rest.peak(found) <= allowed:
+                    return Chosen(found, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
     return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, plain.seconds, None)
 
 
@@ -129,6 +112,7 @@ class Finish:
     options: Options
     zero: Zero | None = None
     name: str = "first"
+    kept: dict[tuple[int, bool], tuple[Graph, LaidOut]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def counted(self) -> Persistent:
@@ -136,6 +120,21 @@ class Finish:
             return self.persistent
         known = {run.name for run in self.zero.persistent.runs}
         return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))  # none is lent
+
+    def laid_out(self, graph: Graph, ahead: bool) -> LaidOut:
+        """The plan of this rank, and what the ranks that decide for all need (Partition.judges). Kept: a graph is often asked for twice."""
+        if (id(graph), ahead) not in self.kept:
+            self.kept[id(graph), ahead] = graph, self._laid_out(graph, ahead)
+        return self.kept[id(graph), ahead][1]
+
+    def _laid_out(self, graph: Graph, ahead: bool) -> LaidOut:
+        own = self.planned(graph, ahead)
+        plans = [own]
+        if self.zero is not None and not self.zero.is_alone:
+            part = self.zero.partition
+            others = {k: replace(self, persistent=seen_by(self.persistent, k), zero=self.zero.seen_by(k)) for k in part.judges if k != part.rank}
+            plans = [other.planned(graph, ahead) for other in others.values()] + ([own] if part.rank in part.judges else [])
+        return LaidOut(own, max(plan.arena_bytes for plan in plans), max(plan.external_bytes for plan in plans))
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -149,28 +148,37 @@ class Finish:
 
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
-        return 0 if self.zero is None else rest.peak(self.planned(_graph(plain), False)) - rest.peak(plain)
+        return 0 if self.zero is None else rest.peak(self.laid_out(_graph(plain), False)) - rest.peak(plain)
 
 
-def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> GraphPlan:
+def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> LaidOut:
     """What the layout says is the leanest, then the fastest; of a large graph, where a layout takes long, what the simulation says."""
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
     few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak if rest.peak(c) <= least * NEARLY]
-    laid_out = [(finish.planned(_graph(c), ahead), c.seconds) for c in few]
+    laid_out = [(finish.laid_out(_graph(c), ahead), c.seconds) for c in few]
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 
 
-def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, job: Any = None, zero: Zero | None = None) -> Plan:
+def make_plan(
+    graphs: dict[str, Graph],
+    persistent: Persistent,
+    options: Options,
+    device: Device,
+    job: Any = None,
+    zero: Zero | None = None,
+    around: Mapping[int, Mapping[str, Graph]] | None = None,
+) -> Plan:
     """The plan of a step, judged against the budget.
 
     graphs: "first" and "update"; "next" if there are several micro-batches, "agree" if there are master weights, "norm" if the update
-    needs it; of several ranks "loss", and "last" where gradients are reduced in the last micro-batch only. zero: what makes rank's programs of them.
+    needs it; of several ranks "loss", and "last" where gradients are reduced in the last micro-batch only. zero: what makes rank's programs of them;
+    around: the programs besides the micro-batches of each rank that decides for all (Partition.judges).
     Raises BudgetError, with the least budget that works, what is alive at the peak and what would fit, if no plan of the method meets it.
     """
     programs = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items() if name not in MICRO}
     rest = Rest(persistent.num_bytes)
-    for planned in programs.values():
+    for planned in programs.values() if around is None else _planned(around, persistent, options):
         rest = rest.along(planned)
     everything = 0
     seconds, bounds = sum(planned.seconds(device) for planned in programs.values()), []
@@ -183,14 +191,21 @@ def make_plan(graphs: dict[str, Graph], persistent: Persistent, options: Options
         times = times_of(name, graphs, options)
         seconds += times * chosen.keep_everything_seconds
         bounds.append(None if chosen.least_overhead_seconds is None else times * chosen.least_overhead_seconds)
-        programs[name] = chosen.planned
-        rest = rest.along(chosen.planned)
+        programs[name] = chosen.laid_out.planned
+        rest = rest.along(chosen.laid_out)
     bound = None if None in bounds else sum(b for b in bounds if b is not None)
-    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, zero, job)
+    plan = Plan({name: programs[name] for name in graphs}, persistent, options, device, everything, seconds, bound, zero, job, rest)
     limit = budget_bytes(options.budget, everything)
     if limit is not None and plan.peak_bytes > limit:
-        raise too_small(plan, limit, _optimal_within(limit, graphs, persistent, options, device, zero))
+        raise too_small(plan, limit, _optimal_within(limit, graphs, persistent, options, device, zero, around))
     return plan
+
+
+def _planned(around: Mapping[int, Mapping[str, Graph]], persistent: Persistent, options: Options) -> Iterator[GraphPlan]:
+    """Programs of other ranks, as they plan them."""
+    for rank, graphs in around.items():
+        for graph in graphs.values():
+            yield plan_graph(graph, seen_by(persistent, rank), options)
 
 
 def _limit(budget: int | str | None, known: int, everything: int) -> int | None:
@@ -199,13 +214,20 @@ def _limit(budget: int | str | None, known: int, everything: int) -> int | None:
 
 
 def _optimal_within(
-    limit: int, graphs: dict[str, Graph], persistent: Persistent, options: Options, device: Device, zero: Zero | None
+    limit: int,
+    graphs: dict[str, Graph],
+    persistent: Persistent,
+    options: Options,
+    device: Device,
+    zero: Zero | None,
+    around: Mapping[int, Mapping[str, Graph]] | None,
 ) -> dict[str, int]:
     """What the optimal plan within the limit needs, by its name; nothing if there is none, or if it is what was asked for."""
     if options.recompute in ("auto", "optimal"):
         return {}
     try:
-        return {"optimal": make_plan(graphs, persistent, replace(options, recompute="optimal", budget=limit), device, zero=zero).peak_bytes}
+        optimal = replace(options, recompute="optimal", budget=limit)
+        return {"optimal": make_plan(graphs, persistent, optimal, device, zero=zero, around=around).peak_bytes}
     except BudgetError:
         return {}
 

@@ -238,3 +238,13 @@ def shard_of(run: Run) -> Run:
             piece = Value(s.value.name, s.value.dtype, ((end - start) // itemsize,), (1,))
             slots.append(Slot(s.role, s.target, start - first, piece, (start - s.offset) // itemsize, s.part))
     return replace(run, num_bytes=size, slots=tuple(slots), whole=run)
+
+
+def seen_by(persistent: Persistent, rank: int) -> Persistent:
+    """What another rank of the same axis holds: its own shards of the same runs."""
+    runs = []
+    for run in persistent.runs:
+        if run.num_ranks > 1:
+            run = replace(run, rank=rank) if run.whole is None else shard_of(replace(run.whole, rank=rank))
+        runs.append(run)
+    return replace(persistent, runs=tuple(runs))

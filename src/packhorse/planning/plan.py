@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from packhorse.device.device import Device
 from packhorse.graph.ir import Graph
@@ -65,6 +65,42 @@ class GraphPlan:
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """The plan of one program on this rank, and the bytes that it takes on the rank that needs most, of those that decide for all."""
+
+    planned: GraphPlan
+    arena_bytes: int
+    external_bytes: int
+
+
+class Needs(Protocol):
+    """Whatever has an arena and external tensors."""
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+    @property
+    def external_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a step needs besides the program that is being chosen: persistent bytes, and the other programs' arena and external tensors."""
+
+    persistent_bytes: int
+    arena_bytes: int = 0
+    external_bytes: int = 0
+
+    def peak(self, other: Needs) -> int:
+        """Peak of the step with that program."""
+        return self.persistent_bytes + max(self.arena_bytes, other.arena_bytes) + max(self.external_bytes, other.external_bytes)
+
+    def along(self, planned: Needs) -> "Rest":
+        """The same with one more program."""
+        return Rest(self.persistent_bytes, max(self.arena_bytes, planned.arena_bytes), max(self.external_bytes, planned.external_bytes))
+
+
+@dataclass(frozen=True)
 class Options:
     """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it."""
 
@@ -86,8 +122,8 @@ class Plan:
     All bytes are of this rank. peak_bytes = persistent_bytes + arena_bytes + external_bytes.
     device: where seconds come from. keep_everything_bytes, keep_everything_seconds: peak and predicted seconds of the step that recomputes nothing.
     least_overhead_seconds: no plan within the budget takes fewer extra seconds (None where there is no limit).
-    zero: the pass over programs of several ranks. `job` is what `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in
-    comparisons.
+    zero: the pass over programs of several ranks. needed: what all programs need together on the ranks that decide for all. `job` is what
+    `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
     """
 
     programs: dict[str, GraphPlan]
@@ -99,6 +135,7 @@ class Plan:
     least_overhead_seconds: float | None = None
     zero: Zero | None = field(default=None, compare=False, repr=False)
     job: Any = field(default=None, compare=False, repr=False)
+    needed: Rest | None = field(default=None, compare=False, repr=False)
 
     @property
     def persistent_bytes(self) -> int:

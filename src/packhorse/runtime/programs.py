@@ -15,9 +15,9 @@ from packhorse.capture.questions import Questions
 from packhorse.errors import BudgetError, CaptureError
 from packhorse.graph.ir import Graph
 from packhorse.planning.budget import budget_bytes
-from packhorse.planning.choose import MICRO, Finish, Rest, choose
+from packhorse.planning.choose import MICRO, Finish, choose
 from packhorse.planning.persistent import Persistent, make_run, misfit
-from packhorse.planning.plan import GraphPlan, Plan, plan_graph
+from packhorse.planning.plan import GraphPlan, Plan, Rest, plan_graph
 from packhorse.program.lower import lower
 from packhorse.runtime.arena import Arena
 from packhorse.runtime.executor import BoundProgram, Measured
@@ -53,6 +53,7 @@ class Programs:
         self.numbers: dict[tuple, int] = {}
         self.model, self.plan, self.job, self.runs, self.device = model, plan, job, runs, device
         self.persistent: Persistent = plan.persistent
+        self.needed = plan.needed or Rest(plan.persistent.num_bytes)  # what ranks decide by, alike on all of them
         self.arena: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
@@ -123,15 +124,17 @@ class Programs:
         graph, runs = _own_constants(graph, len(self.bound))
         persistent = replace(self.persistent, runs=(*self.persistent.runs, *runs))
         options, limit = self.plan.options, budget_bytes(self.plan.options.budget, self.plan.keep_everything_bytes)
-        rest = Rest(persistent.num_bytes)
+        here = Rest(persistent.num_bytes)
         for known in self.planned.values():
-            rest = rest.along(known)
+            here = here.along(known)
         if name == "evaluate":
             planned = plan_graph(graph, persistent, options)
         else:
             finish = Finish(persistent, options, self.plan.zero, name)
-            planned = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit, finish).planned
-        peak = rest.peak(planned)
+            rest = replace(self.needed, persistent_bytes=persistent.num_bytes)
+            chosen = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit, finish)
+            planned, self.needed = chosen.laid_out.planned, rest.along(chosen.laid_out)
+        peak = here.peak(planned)
         if limit is not None and peak > limit:
             what = "evaluating" if name == "evaluate" else "a step on"
             raise BudgetError(

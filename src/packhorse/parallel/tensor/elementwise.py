@@ -90,7 +90,7 @@ def _stays_a_sum(spread: Spread) -> bool:
     keeps = keeps or (len(refs) == 1 and node.op in (_KEEP | _TIMES))
     keeps = keeps or (lazy and len(sums) == 1 and isinstance(places[0], Sum) and node.op in _TIMES and isinstance(places[-1], Whole))
     keeps = keeps or (lazy and len(sums) == 1 and isinstance(places[-1], Sum) and node.op == "aten.mul.Tensor" and isinstance(places[0], Whole))
-    if keeps and node.op == "aten.clone.default" and spread.is_laid_out_as(refs[0], node.outputs[0]):
+    if keeps and node.op == "aten.clone.default" and not node.mark and spread.is_laid_out_as(refs[0], node.outputs[0]):
         spread.same(node.outputs[0], refs[0])
     elif keeps:
         spread.emit(
