@@ -7,7 +7,9 @@ from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order, order_of
 
 # Kept by `cheap`: products, convolutions, attention. Chen et al. 2016, section 4.2: "keep conv outputs, drop batch norm, activation and pooling".
-DEAR = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_slow_conv2d_forward", "_scaled_dot_product", "embedding", "grouped_mm", "_grouped_mm")
+# And what other ranks send.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_slow_conv2d_forward", "_scaled_dot_product", "embedding", "grouped_mm", "_grouped_mm")
+DEAR = (*_PRODUCTS, "tensor_", "part_embedding", "vocab_stats")
 
 
 def none(facts: Facts, limit: int | None = None) -> list[Order]:
@@ -16,7 +18,7 @@ def none(facts: Facts, limit: int | None = None) -> list[Order]:
 
 
 def is_dear(op: str) -> bool:
-    """A product, a convolution or attention."""
+    """A product, a convolution, attention, or what comes from other ranks."""
     return op.split(".")[1].startswith(DEAR)
 
 

@@ -208,7 +208,7 @@ class Transport:
 class _Exchange:
     """calls: (the rank at the other end, starts a send or a receive). sent_bytes: of all sends."""
 
-    calls: list[tuple[int, Callable[[], Any]]]
+    calls: Sequence[tuple[int, Callable[[], Any]]]
     sent_bytes: int
 
 
