@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from packhorse.bench.equality_cases import FACTORS, MESH_FACTORS, WAYS, Case, every_case, every_mesh_case
+from packhorse.bench.equality_cases import FACTORS, WAYS, Case, every_case, every_mesh_case
 from packhorse.bench.equality_models import WORDY
 
 STAGES = FACTORS["stage"]
@@ -56,14 +56,15 @@ def _cost(case: Case) -> float:
 
 # -- over tp ---------------------------------------------------------------------------------------------------------------------------------
 
-RANKS = 4  # of the largest job
-STAGES_OF: dict[str, tuple[int, ...]] = {"plain": (), "recompute": (3,), "sequence": STAGES}
 BESIDE_EACH_OTHER_ON_A_MESH = [Case("GPT, 4 heads", 2, stage, 1, True, False, tp=2, sequence=True, layers=1) for stage in STAGES]
 ON_A_MESH = [
     *BESIDE_EACH_OTHER_ON_A_MESH,
     *(replace(case, layers=1) for case in every_mesh_case() if case.steps > 3 or (case.model == WORDY and case.tp == 2)),
     Case("Llama, 4 heads, untied", 1, 0, 1, True, True, tp=2, layers=1),
     Case("GPT, 4 heads", 2, 3, 2, False, True, tp=2, layers=1),
+    Case("Qwen3", 1, 0, 2, True, False, tp=4, sequence=True, layers=1),
+    Case("Llama, 4 heads, tied", 1, 0, 1, False, False, tp=4, layers=1),
+    Case("GPT-2", 1, 0, 2, True, False, tp=2, layers=1),
 ]
 SINGLE_ON_A_MESH = [
     Case("Llama, 4 heads, tied", 1, 0, 2, True, False, "float32", tp=2, sequence=True, layers=1),
@@ -76,29 +77,3 @@ def values_of(case: Case) -> dict[str, object]:
     way = next(name for name, fields in WAYS.items() if all(getattr(case, field) == fields.get(field, False) for field in ("recompute", "sequence")))
     stage = {"stage": case.stage} if case.dp > 1 else {}
     return {name: getattr(case, name) for name in ("model", "tp", "dp", "micros", "clip")} | stage | {"way": way}
-
-
-def mesh_pairs_of(case: Case) -> set[tuple[tuple[str, object], tuple[str, object]]]:
-    """Every two factors of which one is tp or the way; what the others are together with each other, the cover over dp has. Not a model and
-    recomputation, which sees no more of the model than the graph that the tensor pass gives."""
-    pairs = {pair for pair in itertools.combinations(values_of(case).items(), 2) if {"tp", "way"} & {name for name, _ in pair}}
-    return pairs - {(("model", case.model), ("way", "recompute"))}
-
-
-def some_mesh_cases() -> list[Case]:
-    """The full matrix with tp, up to RANKS ranks, of one block. With several dp ranks too: sequences split at every stage, and recomputation at the
-    last one, which gathers and reduces anew."""
-    found = []
-    for values in itertools.product(*MESH_FACTORS.values()):
-        fields = dict(zip(MESH_FACTORS, values))
-        way = fields.pop("way")
-        case = Case(**(fields | WAYS[way]), layers=1)
-        if case.tp > 1 and case.mesh.world_size <= RANKS and (case.stage in STAGES_OF[way] if case.dp > 1 else case.stage == 0):
-            found.append(case)
-    return found
-
-
-def mesh_cover() -> list[Case]:
-    everything = [(case, mesh_pairs_of(case)) for case in some_mesh_cases()]
-    missing = set().union(*(pairs for _, pairs in everything)).difference(*(mesh_pairs_of(case) for case in ON_A_MESH))
-    return _covering(ON_A_MESH, everything, missing)

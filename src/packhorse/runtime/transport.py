@@ -8,6 +8,7 @@ Collectives run one after another in a thread of their own, in the order in whic
 
 import re
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from torch import Tensor
 from packhorse.errors import PeerError
 from packhorse.parallel.pieces import chunk_elements, own_pieces
 
+LAST_S = 1.0  # that the end of a process waits for its thread of collectives
 LOOK_AROUND_S = 2.0  # a wait that takes longer asks whether another rank has failed
 
 
@@ -40,9 +42,12 @@ class Transport:
         self.blocking = False
         self.place, self.since = "", 0.0
         self.started: dict[str, _Started] = {}
-        self.queue: SimpleQueue[_Started] = SimpleQueue()
+        self.queue: SimpleQueue[_Started | None] = SimpleQueue()
         # a daemon: a process that ends with an error must not wait for a collective that never comes
-        Thread(target=self._work, name="collectives", daemon=True).start()
+        thread = Thread(target=self._work, name="collectives", daemon=True)
+        thread.start()
+        # an idle one ends before the interpreter does, which would stop it wherever it is, inside of torch too
+        weakref.finalize(self, _end, self.queue, thread)
 
     def start(self, tag: str, collective: Callable[..., None], *args: Any) -> None:
         """Runs a collective behind those started before. tag: its name, for `wait`."""
@@ -73,6 +78,8 @@ class Transport:
         broken: Exception | None = None  # a group does not survive a failed collective
         while True:
             started = self.queue.get()
+            if started is None:
+                return
             if broken is None:
                 try:
                     with torch.inference_mode():
@@ -210,6 +217,12 @@ class _Exchange:
 
     calls: Sequence[tuple[int, Callable[[], Any]]]
     sent_bytes: int
+
+
+def _end(queue: "SimpleQueue[_Started | None]", thread: Thread) -> None:
+    """Ends a thread of collectives; one that waits for a rank which is gone is left alone."""
+    queue.put(None)
+    thread.join(LAST_S)
 
 
 class _Stream:

@@ -59,10 +59,11 @@ def made(name):
     return model, {"ids": tokens, "labels": tokens} if ours else {"input_ids": tokens}, None if ours else causal
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence"])
-@pytest.mark.parametrize(
-    "name, degree", [("GPT", 2), ("GPT", 4), ("BERT", 2), ("Llama", 2), ("Llama", 4), ("Llama, tied", 2), ("Qwen3", 2), ("Qwen3", 4), ("GPT2", 2)]
-)
+CASES = [("GPT", 2, False), ("GPT", 2, True), ("GPT", 4, True), ("BERT", 2, False), ("BERT", 2, True), ("Llama", 2, True), ("Llama", 4, False)]
+CASES += [("Llama", 4, True), ("Llama, tied", 2, False), ("Qwen3", 4, True), ("GPT2", 2, False), ("GPT2", 2, True)]
+
+
+@pytest.mark.parametrize("name, degree, sequence", CASES)
 def test_like_one_rank_with_the_collectives_of_the_paper(name, degree, sequence):
     model, batch, loss = made(name)
     splits = dict(sharding_of(model, Mesh(tp=degree), 0).splits)
@@ -83,7 +84,7 @@ def test_like_one_rank_with_the_collectives_of_the_paper(name, degree, sequence)
 
 
 @pytest.mark.parametrize("name", ["Llama, eager attention", "Gemma2", "Mamba", "GPT2", "BERT"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_split_of_any_parameter_is_right(name, seed):
     """Also splits that no plan would ask for: every operator has a rule, or is done on whole values."""
     model, batch, loss = made(name)
