@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import packhorse as ph
+from packhorse.bench.jobs import end_job
 from packhorse.capture.precision import Islands
 from test_table import SETTINGS, Net
 
@@ -248,8 +249,7 @@ def main() -> None:
             found[name] = {"failure": f"{type(error).__name__}: {error}"}
     if not dist.get_rank():
         Path(json.loads(sys.argv[1])["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import packhorse as ph
 from packhorse.bench.equality_cases import Case
 from packhorse.bench.equality_job import walk
+from packhorse.bench.jobs import end_job
 from packhorse.models.gpt import GPT
 from packhorse.runtime.step import Step
 
@@ -134,8 +135,7 @@ def main() -> None:
     found["dropout"] = {name: run() for name, run in DROPOUT.items()} if dist.get_world_size() == 2 else {}
     if not dist.get_rank():
         Path(asked["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

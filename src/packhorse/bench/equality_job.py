@@ -21,6 +21,7 @@ from torch import Tensor
 import packhorse
 from packhorse.bench.equality_cases import Case, micro_batches, start, whole_batch
 from packhorse.bench.equality_models import Batch, Loss
+from packhorse.bench.jobs import end_job
 from packhorse.runtime.held import Piece
 from packhorse.runtime.step import Step
 
@@ -191,8 +192,7 @@ def main(asked: dict[str, Any]) -> None:
     outcomes = walk([Case(**fields) for fields in asked["cases"]], dist.get_rank())
     if dist.get_rank() == 0:
         Path(asked["out"]).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from packhorse.bench.heap_watch import HeapWatch
+from packhorse.bench.jobs import end_job
 from packhorse.bench.peer_systems import SYSTEMS, Batch
 from packhorse.bench.peer_tensor import TENSOR_SYSTEMS
 from packhorse.models.gpt import GPT
@@ -79,8 +80,7 @@ def main(asked: dict[str, Any]) -> None:
         slowest = [max(times) for times in zip(*(row.pop("walls") for row in rows))]
         found = {key: max(row[key] for row in rows) for key in rows[0]} | {"wall": statistics.median(slowest), "losses": losses}
         Path(asked["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import packhorse
+from packhorse.bench.jobs import end_job
 from packhorse.data.batches import training_samples
 from packhorse.data.corpus import Corpus, load_corpus
 from packhorse.models.gpt import GPT
@@ -99,8 +100,7 @@ def main(asked: dict[str, Any]) -> None:
         everywhere = all(same for same, _, _ in rows)
         ran = Ran(losses, start, everywhere, parameters, plan.flops, slowest, [cpu for _, _, cpu in rows], plan.comm_bytes)
         Path(asked["out"]).write_text(json.dumps(asdict(ran)))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":
