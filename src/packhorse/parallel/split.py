@@ -53,8 +53,3 @@ class Sharding:
     rank: int
     splits: Mapping[str, Split] = field(default_factory=lambda: MappingProxyType({}))
     sequence: bool = False
-
-    def local(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of this rank's part of a parameter."""
-        split = self.splits.get(name)
-        return shape if split is None else split.local(shape, self.degree)

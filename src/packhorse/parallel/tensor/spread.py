@@ -194,9 +194,7 @@ class Spread:
 
     def zeros_around(self, whole: Value, part: Value, dim: int, first: int, last: int) -> None:
         """A value of the whole graph of which this rank's term is zero but for [first, last) of a dim."""
-        args = (Ref(part.name), whole.shape, dim, first, last, 1)
-        made = self.new("aten.slice_backward.default", args, Value("", whole.dtype, whole.shape, contiguous_strides(whole.shape)))
-        self._know(whole.name, made, Sum(lazy=True))
+        self._know(whole.name, self._among_zeros(part, whole.shape, dim, first, last), Sum(lazy=True))
 
     def gathered_flat(self, value: Value, name: str) -> Value:
         """What all ranks have of it, one after another."""
@@ -302,7 +300,8 @@ class Spread:
             return self._gathered(value, place, whole.shape, name)
         if isinstance(wanted, Split):
             return self.part(self.at(name, WHOLE), wanted)
-        return self._among_zeros(value, place, whole.shape)
+        assert len(place.blocks) == 1 and not place.padding
+        return self._among_zeros(value, whole.shape, place.dim, *place.parts(self.rank, self.degree)[0])
 
     def part(self, value: Value, split: Split) -> Value:
         """This rank's part of a whole value: a view where there is one block, else a copy."""
@@ -419,11 +418,10 @@ class Spread:
             whole = self.new("aten.cat.default", args, Value("", value.dtype, padded, contiguous_strides(padded)))
         return self.narrow(whole, dim, 0, shape[dim]) if split.padding else whole
 
-    def _among_zeros(self, value: Value, split: Split, shape: tuple[int, ...]) -> Value:
+    def _among_zeros(self, part: Value, shape: tuple[int, ...], dim: int, first: int, last: int) -> Value:
         """A part as a term of a sum: zeros elsewhere."""
-        assert len(split.blocks) == 1 and not split.padding
-        (first, last), result = split.parts(self.rank, self.degree)[0], Value("", value.dtype, shape, contiguous_strides(shape))
-        return self.new("aten.slice_backward.default", (Ref(value.name), shape, split.dim, first, last, 1), result)
+        result = Value("", part.dtype, shape, contiguous_strides(shape))
+        return self.new("aten.slice_backward.default", (Ref(part.name), shape, dim, first, last, 1), result)
 
     def over(self, name: str) -> tuple[tuple[str, Arg], ...]:
         """Keyword arguments of a collective about a value: the axis, and a name for it that occurs once."""
