@@ -27,6 +27,7 @@ from packhorse.planning.budget import budget_bytes
 from packhorse.planning.choose import MICRO, make_plan
 from packhorse.planning.persistent import Persistent, holds_models_own
 from packhorse.planning.plan import Options, Plan
+from packhorse.planning.residency import check_mode, host_budget_bytes
 from packhorse.recompute.table import METHODS
 from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
@@ -53,6 +54,7 @@ def plan(
     in_place: bool = True,
     share: bool = True,
     sequence_parallel: bool = False,
+    residency: str = "auto",
 ) -> Plan:
     """The plan of one training step: every byte it will take, before anything runs.
 
@@ -73,6 +75,10 @@ def plan(
     is sharded over dp (0: nothing, 1: optimizer states, 2: gradients too, 3: parameters too; ZeRO, section 5). tensor_plan: which layers are split
     over tp, and how: module-name pattern -> "column", "row", "vocab" or "whole"; by default as the model's own plan says. sequence_parallel: what
     lies between the split layers is split along the sequence.
+    residency: where saved values wait for the backward pass besides in place. "auto": where that meets the budget and is fastest, together with
+    recomputation and what ZeRO gathers; "keep": nowhere else; "shard": all that tensor parallel ranks have alike is cut over them (P_a of ZeRO-R,
+    section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). host_budget: of the host's memory for that, as bytes,
+    "8GiB" or "30%" of what the forward pass saves; None: nothing goes there.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
@@ -85,7 +91,9 @@ def plan(
     budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
     mesh = mesh or Mesh()
     rank = _rank_of(rank, mesh)
-    _refuse_later_parts(zero_stage, host_budget)
+    _check_stage(zero_stage)
+    check_mode(residency, mesh, host_budget)
+    host_budget_bytes(host_budget, 0)
     widths = _widths(model, precision, grad_dtype)
     check_optimizer(model, optimizer)
     check_parameters(model)
@@ -117,7 +125,7 @@ def plan(
             seen = zero.seen_by(judge)
             theirs = _graphs(model, optimizer, captured, seen.persistent, owned, clip_norm, num_micro_batches, seen)
             around[judge] = {name: graph for name, graph in theirs.items() if name not in MICRO}
-    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage)
+    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage, residency, host_budget)
     constants, generators = captured.constants, captured.generators
     job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
     return make_plan(graphs, persistent, options, load_device(device), job, zero, around)
@@ -238,9 +246,6 @@ def _rank_of(rank: int | None, mesh: Mesh) -> int:
     return rank
 
 
-def _refuse_later_parts(zero_stage, host_budget) -> None:
-    """Options of the road map that this version does not have are refused by name, never ignored."""
+def _check_stage(zero_stage: Any) -> None:
     if zero_stage not in (0, 1, 2, 3) or isinstance(zero_stage, bool):
         raise UserError(f"zero_stage={zero_stage!r}: the stages of ZeRO are 0 (nothing sharded), 1 (optimizer states), 2 (gradients), 3 (parameters)")
-    if host_budget is not None:
-        raise UserError("host_budget: this version does not have it; leave it at the default (docs/design.md has the road map)")

@@ -2,7 +2,7 @@
 
 Steps of small nets run as planned, each instruction timed by itself in the memory and the order in which it really runs, so that caches are as
 warm as they are in training. One row an operator is fitted to the median times of its calls (device/fit.py). Then the seconds of whole steps of
-other nets, which took no part in the fit, are predicted and measured. CPU only.
+other nets, which took no part in the fit, are predicted and measured. CPU only, whose link to the host is a copy in memory.
 
 With one thread the clock is the thread's own CPU time, so that other processes do not count; with several it is the wall clock.
 """
@@ -21,8 +21,10 @@ import torch
 
 import packhorse as ph
 from packhorse.bench.calibration import CHECKS, NETS, Net
-from packhorse.device.device import Cost, Device, format_device, node_bytes, row_of
+from packhorse.device.device import Cost, Device, format_device, row_of
 from packhorse.device.fit import Sample, fit, spread
+from packhorse.device.links import Link
+from packhorse.device.touched import node_bytes
 from packhorse.errors import UserError
 from packhorse.planning.flops import node_flops
 from packhorse.program.program import Call
@@ -30,6 +32,7 @@ from packhorse.runtime.step import Step
 
 Clock = Callable[[], int]  # nanoseconds
 ROUNDS = 5
+COPIES = tuple(size << 20 for size in (8, 16, 32, 64))  # bytes, as saved values have
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def calibrate(nets: Sequence[Net], checks: Sequence[Net], rounds: int = ROUNDS, 
     timed = [Timed(step, clock) for step, _ in ready]
     whole: list[list[int]] = [[] for _ in tested]
     clock_s = statistics.median(-(clock() - clock()) for _ in range(1000)) * 1e-9
+    link = host_link(clock, rounds)
     for _ in range(rounds):
         for step, batch in ready:
             step(batch)
@@ -111,10 +115,25 @@ def calibrate(nets: Sequence[Net], checks: Sequence[Net], rounds: int = ROUNDS, 
         for op, kind, sample in one.samples(clock_s):
             kinds[op][number, kind].append(sample)
     samples = {op: [replace(calls[0], seconds=statistics.median(c.seconds for c in calls)) for calls in seen.values()] for op, seen in kinds.items()}
-    device = fitted(samples, name)
+    device = replace(fitted(samples, name), host_link=link)
     predicted = [sum(device.seconds(node, p.graph.values) for p in step.plan.programs.values() for node in p.graph.nodes) for step, _ in tested]
     measured = [statistics.median(taken) * 1e-9 for taken in whole]
     return Calibration(device, samples, [Checked(net.name, *seconds) for net, *seconds in zip(checks, predicted, measured)])
+
+
+def host_link(clock: Clock, rounds: int = ROUNDS) -> Link:
+    """Copies from one place in memory to another: what a CPU does where a GPU copies to its host."""
+    samples = []
+    for size in COPIES:
+        source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+        taken = []
+        for _ in range(rounds + 1):
+            start = clock()
+            target.copy_(source)
+            taken.append(clock() - start)
+        samples.append(Sample(size, 0, statistics.median(taken[1:]) * 1e-9))  # the first one finds memory that nobody has touched
+    cost = fit(samples)
+    return Link(cost.fixed_s, float(f"{1 / cost.s_per_byte:.4g}"))
 
 
 def fitted(samples: dict[str, list[Sample]], name: str) -> Device:
@@ -133,7 +152,11 @@ def table(made: Calibration) -> str:
     for op, seen in sorted(made.samples.items()):
         cost = made.device.rows[op]
         lines.append(f"{op:<62}{len(seen):>6}{_figures(cost)}{spread(seen, cost):>8.0%}")
-    lines += [f"{'every other operator':<68}{_figures(made.device.other)}", "", "predicted / measured seconds of a step:"]
+    link = made.device.host_link
+    lines.append(f"{'every other operator':<68}{_figures(made.device.other)}")
+    if link is not None:
+        lines.append(f"{'copy to or from the host':<68}{link.fixed_s * 1e6:>10.1f}{link.bytes_per_s * 1e-9:>9.1f}")
+    lines += ["", "predicted / measured seconds of a step:"]
     lines += [f"  {c.net:<46}{c.predicted_s:8.4f} / {c.measured_s:.4f} = {c.predicted_s / c.measured_s:.2f}" for c in made.checks]
     return "\n".join(lines)
 

@@ -98,6 +98,7 @@ class Node:
     rng_out: str | None = None
     mark: str = ""  # one of MARKS: what the user asks of its results, by hand
     mark_name: str = ""  # the user's name for what is kept
+    replicated: bool = False  # its results have the same bits on all tensor parallel ranks, each of which has all of them
 
     @property
     def is_view(self) -> bool:

@@ -52,6 +52,11 @@ TENSOR_SUM = "packhorse.tensor_sum.default"  # a tensor -> its sum over ranks
 TENSOR_GATHER = "packhorse.tensor_gather.default"  # this rank's tensor -> the tensors of all ranks, flat, in the order of the ranks
 TENSOR_SCATTER = "packhorse.tensor_scatter.default"  # a tensor of one part for each rank -> this rank's part of its sum over ranks
 
+# Saved values that wait elsewhere (packhorse/residency). The copies are started here, and WAIT ends them.
+OWN_SLICE = "packhorse.own_slice.default"  # a flat tensor -> this rank's slice of it, the last ones with padding
+TO_HOST = "packhorse.to_host.default"  # a tensor -> the same in host memory
+FROM_HOST = "packhorse.from_host.default"  # and back
+
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
     """Rows per chunk of what losses and embeddings work through."""
@@ -334,6 +339,7 @@ OPERATORS: dict[str, Operator] = {
     TENSOR_SUM: Operator("out", in_place=(0,), scratch=_tensor_bucket),
     TENSOR_GATHER: Operator("out"),
     TENSOR_SCATTER: Operator("out", scratch=_tensor_bucket),
+    **{name: Operator("out") for name in (OWN_SLICE, TO_HOST, FROM_HOST)},
     "packhorse.clip_coefficient.default": Operator("out"),
 }
 
@@ -346,6 +352,11 @@ def is_collective(op: str) -> bool:
 def is_tensor_collective(op: str) -> bool:
     """The operator is a collective over the axis `tp`, from its start to its end."""
     return op in (TENSOR_SUM, TENSOR_GATHER, TENSOR_SCATTER)
+
+
+def is_copy(op: str) -> bool:
+    """The operator starts a copy to the host or back."""
+    return op in (TO_HOST, FROM_HOST)
 
 
 def operator(name: str) -> Operator:

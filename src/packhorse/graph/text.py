@@ -8,7 +8,8 @@
     %o: f32[2, 4], %m: bool[2, 4] = aten.native_dropout.default(%y, 0.1, True) rng %r0 -> %r1  # forward |  | model.py:13
     output %o = metric "loss"
 
-Strides are printed where they are not row-major, `@root+byte offset` where the value is a view; `_` stands for a result that is None.
+Strides are printed where they are not row-major, `@root+byte offset` where the value is a view; `_` stands for a result that is None,
+"replicated" for results that all tensor parallel ranks have alike.
 """
 
 import json
@@ -38,7 +39,8 @@ def print_node(node: Node) -> str:
     args = ", ".join([*map(_arg, node.args), *(f"{key}={_arg(value)}" for key, value in node.kwargs)])
     draws = f" rng %{node.rng_in} -> %{node.rng_out}" if node.rng_in else ""
     mark = f" mark {node.mark} {json.dumps(node.mark_name)}" if node.mark else ""
-    return f"{outputs} = {node.op}({args}){draws}{mark}  # {node.phase} | {node.module} | {node.source}".rstrip()
+    replicated = " replicated" if node.replicated else ""
+    return f"{outputs} = {node.op}({args}){draws}{mark}{replicated}  # {node.phase} | {node.module} | {node.source}".rstrip()
 
 
 def _value(v: Value) -> str:
@@ -189,6 +191,9 @@ def _parse_node(reader: _Line) -> Node:
     if reader.peek()[1] == "mark":
         reader.take()
         mark, mark_name = reader.take("word"), json.loads(reader.take("str"))
+    replicated = reader.peek()[1] == "replicated"
+    if replicated:
+        reader.take()
     comment = reader.text[reader.at :].partition("#")[2].split("|", 2)
     phase, module, source = (part.strip() for part in [*comment, "", ""][:3])
-    return Node(op, tuple(args), tuple(kwargs), tuple(outputs), phase, module, source, rng_in, rng_out, mark, mark_name)
+    return Node(op, tuple(args), tuple(kwargs), tuple(outputs), phase, module, source, rng_in, rng_out, mark, mark_name, replicated)

@@ -7,7 +7,7 @@ not depend on the budget, a smaller budget never gives a higher peak.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from packhorse.device.device import Device
@@ -18,6 +18,17 @@ from packhorse.parallel.zero import Zero
 from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent, seen_by
 from packhorse.planning.plan import GraphPlan, LaidOut, Options, Plan, Rest, plan_graph, times_of
+from packhorse.planning.residency import (
+    ORDERS,
+    Limits,
+    Terrain,
+    by_hand,
+    host_budget_bytes,
+    more_orders,
+    proposals,
+    saved_bytes,
+    spread,
+)
 from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
@@ -25,20 +36,28 @@ from packhorse.recompute.mirror import Order, order_of, replay
 from packhorse.recompute.optimal import is_large, is_outside
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
+from packhorse.residency.park import park, seconds_by_result
+from packhorse.residency.saved import KEPT, Residency
 
+LOOKED_AT = 6  # plans within the budget that are laid out, where some of them park values: the fastest is taken
 NEARLY = 1.01  # simulated bytes that are so much above a limit are laid out too: what the layout says counts
 MICRO = ("last", "next", "first")  # programs that are searched, the one that needs more first
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An order of a graph with its simulated bytes and its seconds."""
+    """An order of a graph, and the values that wait elsewhere in it, with simulated bytes and seconds."""
 
     facts: Facts
     order: Order
     arena_bytes: int
     external_bytes: int
     seconds: float
+    residency: Residency = KEPT
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.facts.graph if self.order == self.facts.plain_order() else replay(self.facts.graph, self.order)
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,7 @@ def choose(
 
     limit: what the whole step may take, of what it takes when everything is kept. finish: what several ranks make of the graph of a candidate.
     """
-    finish = finish or Finish(persistent, options)
+    finish = finish or Finish(persistent, options, device)
     method = "optimal" if options.recompute == "auto" else options.recompute
     facts = _facts(graph, finish.counted, options, device)
     _check_marks(facts)
@@ -90,16 +109,26 @@ def choose(
             candidates += [_measured(inside, order) for order in dict.fromkeys(METHODS[method](inside, room))]
             if is_large(facts):  # a plan of segments keeps little outside: it needs no copies
                 candidates += [_measured(facts, order) for order in chen(facts)]
+    candidates = _parked(candidates, plain, finish, room)
     if allowed is None:
         fastest = method in ("none", "optimal") and options.budget is None
         return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, plain.seconds, None)
+    found: list[LaidOut] = []
     nearly = allowed if is_large(facts) else allowed * NEARLY
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
+        if len(found) == LOOKED_AT or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
+            break
         if rest.peak(candidate) + more <= nearly:
             for ahead in finish.ways:
-                found = finish.laid_out(_graph(candidate), ahead)
-                if rest.peak(found) <= allowed:
-                    return Chosen(found, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
+                laid_out = finish.laid_out(candidate, ahead)
+                if rest.peak(laid_out) <= allowed and laid_out.host_bytes <= finish.host_bytes(plain):
+                    found.append(laid_out)
+                    break
+        if found and not any(c.residency.parked for c in candidates):
+            break
+    if found:
+        best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
+        return Chosen(best, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
     return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, plain.seconds, None)
 
 
@@ -110,9 +139,10 @@ class Finish:
 
     persistent: Persistent
     options: Options
+    device: Device
     zero: Zero | None = None
     name: str = "first"
-    kept: dict[tuple[int, bool], tuple[Graph, LaidOut]] = field(default_factory=dict, compare=False, repr=False)
+    kept: dict[tuple, tuple[Graph, LaidOut]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def counted(self) -> Persistent:
@@ -121,34 +151,48 @@ class Finish:
         known = {run.name for run in self.zero.persistent.runs}
         return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))  # none is lent
 
-    def laid_out(self, graph: Graph, ahead: bool) -> LaidOut:
+    def laid_out(self, candidate: Candidate, ahead: bool) -> LaidOut:
         """The plan of this rank, and what the ranks that decide for all need (Partition.judges). Kept: a graph is often asked for twice."""
-        if (id(graph), ahead) not in self.kept:
-            self.kept[id(graph), ahead] = graph, self._laid_out(graph, ahead)
-        return self.kept[id(graph), ahead][1]
+        key = id(candidate.graph), candidate.residency, ahead
+        if key not in self.kept:
+            self.kept[key] = candidate.graph, self._laid_out(candidate.graph, candidate.residency, ahead)
+        return self.kept[key][1]
 
-    def _laid_out(self, graph: Graph, ahead: bool) -> LaidOut:
-        own = self.planned(graph, ahead)
+    def _laid_out(self, graph: Graph, residency: Residency, ahead: bool) -> LaidOut:
+        own = self.planned(graph, residency, ahead)
         plans = [own]
         if self.zero is not None and not self.zero.is_alone:
             part = self.zero.partition
             others = {k: replace(self, persistent=seen_by(self.persistent, k), zero=self.zero.seen_by(k)) for k in part.judges if k != part.rank}
-            plans = [other.planned(graph, ahead) for other in others.values()] + ([own] if part.rank in part.judges else [])
-        return LaidOut(own, max(plan.arena_bytes for plan in plans), max(plan.external_bytes for plan in plans))
+            plans = [other.planned(graph, residency, ahead) for other in others.values()] + ([own] if part.rank in part.judges else [])
+        seconds = max(plan.seconds(self.device, self.options.mesh) for plan in plans)
+        arena, external, host = (max(getattr(plan, key) for plan in plans) for key in ("arena_bytes", "external_bytes", "host_bytes"))
+        return LaidOut(own, arena, external, seconds, host)
 
     @property
     def ways(self) -> tuple[bool, ...]:
         """Gathers one unit ahead, where there are any; then without."""
         return (True, False) if self.zero is not None and self.zero.partition.shards_parameters else (False,)
 
-    def planned(self, graph: Graph, ahead: bool) -> GraphPlan:
+    def planned(self, graph: Graph, residency: Residency, ahead: bool) -> GraphPlan:
+        mesh, rank = self.options.mesh, self.options.rank
+        seconds = seconds_by_result(graph, self.device, mesh) if residency.parked else {}
         if self.zero is not None:
             graph = self.zero.micro_batch(self.name, graph, self.options.num_micro_batches, ahead)
+        graph = park(graph, residency, seconds, self.device, mesh.tp, mesh.tp_rank(rank))
         return plan_graph(graph, self.persistent, self.options)
+
+    def terrain(self, candidate: Candidate) -> Terrain:
+        """Of the graph of a candidate, on which parked values are priced."""
+        return Terrain(candidate.graph, self.counted.places(), self.options.in_place, self.device, self.options.mesh)
+
+    def host_bytes(self, plain: Candidate) -> int:
+        """What saved values may take of the host. plain: the candidate that keeps everything."""
+        return host_budget_bytes(self.options.host_budget, saved_bytes(plain.graph))
 
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
-        return 0 if self.zero is None else rest.peak(self.laid_out(_graph(plain), False)) - rest.peak(plain)
+        return 0 if self.zero is None else rest.peak(self.laid_out(plain, False)) - rest.peak(plain)
 
 
 def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> LaidOut:
@@ -156,8 +200,38 @@ def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: boo
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
     few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak if rest.peak(c) <= least * NEARLY]
-    laid_out = [(finish.laid_out(_graph(c), ahead), c.seconds) for c in few]
+    laid_out = [(finish.laid_out(c, ahead), c.seconds) for c in few]
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
+
+
+def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room: int | None) -> list[Candidate]:
+    """The candidates with saved values where `residency` says, or, if that is "auto", these and others whose values wait elsewhere."""
+    options = finish.options
+    host = finish.host_bytes(plain)
+    if options.residency in ("shard", "offload"):
+        return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in candidates for terrain in (finish.terrain(c),)]
+    no_limit = room is None and options.recompute in ("auto", "optimal", "none") and options.budget is None
+    fits = room is not None and plain.arena_bytes + plain.external_bytes <= room
+    if options.residency == "keep" or no_limit or fits or (options.mesh.tp == 1 and not host):
+        return candidates
+    limits = Limits(None if room is None else int(room * NEARLY), host)
+    method = METHODS["optimal" if options.recompute == "auto" else options.recompute]
+    more = [_measured(plain.facts, order) for order in more_orders(plain.facts, finish.terrain(plain), limits, method)]
+    by_seconds = sorted([plain, *candidates, *more], key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
+    found = list(candidates)
+    distinct = {(id(c.facts), c.order): c for c in by_seconds}
+    for candidate in spread(list(distinct.values()), ORDERS):
+        terrain = finish.terrain(candidate)
+        found += [_priced(candidate, terrain, residency) for residency, _ in proposals(terrain, limits, options.mesh)]
+    return found
+
+
+def _priced(candidate: Candidate, terrain: Terrain, residency: Residency) -> Candidate:
+    """The candidate with these values parked. Its seconds are those of the timeline but for what ZeRO sends."""
+    price = terrain.price(residency)
+    found = replace(candidate, residency=residency, arena_bytes=price.arena_bytes, external_bytes=price.external_bytes, seconds=price.seconds)
+    found.__dict__["graph"] = candidate.graph  # made once for all of them
+    return found
 
 
 def make_plan(
@@ -181,11 +255,11 @@ def make_plan(
     for planned in programs.values() if around is None else _planned(around, persistent, options):
         rest = rest.along(planned)
     everything = 0
-    seconds, bounds = sum(planned.seconds(device) for planned in programs.values()), []
+    seconds, bounds = sum(planned.seconds(device, options.mesh) for planned in programs.values()), []
     for name in MICRO:
         if name not in graphs:
             continue
-        finish = Finish(persistent, options, zero, name)
+        finish = Finish(persistent, options, device, zero, name)
         chosen = choose(graphs[name], persistent, options, device, rest, partial(_limit, options.budget, everything), finish)
         everything = max(everything, chosen.keep_everything_bytes)
         times = times_of(name, graphs, options)
@@ -240,11 +314,6 @@ def _measured(facts: Facts, order: Order) -> Candidate:
     alive = live_nodes(facts, order)
     found = bytes_of(facts, order, alive)
     return Candidate(facts, order, max(found.arena, default=0), max(found.external, default=0), seconds_of(facts, order, alive))
-
-
-def _graph(candidate: Candidate) -> Graph:
-    facts = candidate.facts
-    return facts.graph if candidate.order == facts.plain_order() else replay(facts.graph, candidate.order)
 
 
 def _check_marks(facts: Facts) -> None:

@@ -33,6 +33,8 @@ class Ledger:
     programs: tuple[tuple[str, int, int, int], ...]  # name, arena height, lower bound, external
     measured_peak_bytes: int | None = None
     measured_comm_bytes: int | None = None
+    predicted_host_bytes: int = 0
+    measured_host_bytes: int | None = None
     measured: tuple[tuple[str, int], ...] = ()
     outside_bytes: int | None = None
     differences: tuple[tuple[str, int, int], ...] = ()  # external tensors whose planned and measured bytes differ
@@ -43,6 +45,8 @@ class Ledger:
         return {
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "measured_peak_bytes": self.measured_peak_bytes,
+            "predicted_host_bytes": self.predicted_host_bytes,
+            "measured_host_bytes": self.measured_host_bytes,
             "predicted_comm_bytes": self.predicted_comm_bytes,
             "measured_comm_bytes": self.measured_comm_bytes,
             "lines": {name: num_bytes for name, num_bytes in self.lines},
@@ -80,6 +84,12 @@ class Ledger:
         if self.predicted_comm_bytes:
             sent = "" if self.measured_comm_bytes is None else f", measured {format_bytes(self.measured_comm_bytes)}"
             rows.append(f"  {'sent to other ranks each step':<34}{format_bytes(self.predicted_comm_bytes):>14}{sent}")
+        if self.predicted_host_bytes:
+            there = "" if self.measured_host_bytes is None else f", measured {format_bytes(self.measured_host_bytes)}"
+            rows.append(f"  {'saved values on the host':<34}{format_bytes(self.predicted_host_bytes):>14}{there}")
+        if "seconds_band" in self.extra:
+            low, high = (self.extra["seconds"] * share for share in self.extra["seconds_band"])
+            rows.append(f"  {'step, predicted':<34}{self.extra['seconds']:>12.3g} s   ({low:.3g} to {high:.3g}) on {self.extra['device']}")
         rows += [f"  gathered whole: {what}" for what in self.extra.get("gathered_whole", ())]
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
@@ -132,12 +142,14 @@ def ledger_of(plan: Plan) -> Ledger:
         f"{name}, time {time} of {len(planned.graph.nodes)}" + (f": {_node_place(node)}" if node else ""),
         tuple(sorted(alive, key=lambda a: (-a.num_bytes, a.name))),
         tuple((n, p.arena_bytes, max(0, p.layout.lower_bound - p.floor), p.external_bytes) for n, p in plan.programs.items()),
+        predicted_host_bytes=plan.host_bytes,
         extra={
             "peak_bytes": plan.peak_bytes,
             "persistent_bytes": plan.persistent_bytes,
             "arena_bytes": plan.arena_bytes,
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
+            "host_bytes": plan.host_bytes,
             "communication_buffer_bytes": max((s.size for p in plan.programs.values() for s in p.placement.storages if _is_bucket(s)), default=0),
             "gathered_whole": _gathered_whole(plan),
             "recompute": plan.options.recompute,
@@ -149,6 +161,7 @@ def ledger_of(plan: Plan) -> Ledger:
             "keep_everything_bytes": plan.keep_everything_bytes,
             "flops": plan.flops,
             "seconds": plan.seconds,
+            **({"seconds_band": list(plan.device.band)} if plan.device.levels else {}),
         },
     )
 
@@ -177,8 +190,9 @@ def _peak(plan: Plan) -> tuple[str, GraphPlan, int]:
     for name, planned in plan.programs.items():
         change = [0] * (len(planned.graph.nodes) + 2)
         for storage in planned.placement.storages:
-            change[storage.lower] += storage.size
-            change[min(storage.upper, len(planned.graph.nodes) + 1)] -= storage.size
+            if storage.space != "host":
+                change[storage.lower] += storage.size
+                change[min(storage.upper, len(planned.graph.nodes) + 1)] -= storage.size
         total = 0
         for time in range(max(len(planned.graph.nodes), 1)):
             total += change[time]
@@ -199,7 +213,7 @@ def _alive(planned: GraphPlan, time: int) -> list[Alive]:
     makers = {v.name: node for node in graph.nodes for v in node.outputs if v is not None}
     found = []
     for storage in planned.placement.storages:
-        if not storage.lower <= time < storage.upper:
+        if storage.space == "host" or not storage.lower <= time < storage.upper:
             continue
         if not storage.roots:
             found.append(Alive(storage.name, storage.size, "scratch", _node_place(graph.nodes[storage.lower])))

@@ -5,21 +5,21 @@ Decided here, in this order (Chen et al. 2016, section 3: in-place operations an
  2. an output of the graph is written straight to where it persists, if nothing reads the old contents after that; else it is copied there;
  3. a result takes over the storage of an argument that dies at its node, where the operator allows it (`in_place`);
  4. what is left gets a buffer in the arena (`share`: buffers may share bytes when their lifespans do not overlap),
-    or, where the kernel allocates itself, an external slot for its whole life.
+    or, where the kernel allocates itself, an external slot for its whole life; what is copied to the host gets a buffer in a pool there.
 """
 
 from dataclasses import dataclass, field
 
 from packhorse.graph.ir import Graph, Node, Ref, Value
 from packhorse.graph.liveness import Lifespan, lifespans, reads, unread
-from packhorse.graph.operators import operator
+from packhorse.graph.operators import TO_HOST, operator
 
 Places = dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]  # (role, target) -> (run, byte offset, strides in elements)
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a storage lives. space: "persistent" (key = run), "batch" (key = leaf), "arena" (key = buffer), "external" (key = slot)."""
+    """Where a storage lives. space: "persistent" (key = run), "batch" (key = leaf), "arena" or "host" (key = buffer), "external" (key = slot)."""
 
     space: str
     key: str
@@ -28,7 +28,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One arena buffer or external slot: which roots live in it, over which times, and how large it is."""
+    """One buffer of the arena or of the host's pool, or external slot: which roots live in it, over which times, and how large it is."""
 
     name: str
     space: str
@@ -236,8 +236,8 @@ class _Placer:
                 members.setdefault(self.group.get(root, root), []).append(root)
         found = []
         for founder, roots in members.items():
-            adopted = operator(self.graph.nodes[self.maker[founder]].op).kind == "adopt"
-            space = "external" if adopted else "arena"
+            op = self.graph.nodes[self.maker[founder]].op
+            space = "external" if operator(op).kind == "adopt" else "host" if op == TO_HOST else "arena"
             lower, upper = self.spans[founder].lower, max(self.spans[root].upper for root in roots)
             size = max(self.values[root].extent_bytes for root in roots)
             found.append(Storage(founder, space, lower, upper, size, tuple(roots)))

@@ -14,7 +14,10 @@ from packhorse.parallel.zero import Zero
 from packhorse.planning.flops import graph_flops, node_flops
 from packhorse.planning.persistent import ALIGNMENT, Persistent
 from packhorse.planning.placement import Placement, place
+from packhorse.planning.timeline import timeline
 from packhorse.units import align_up
+
+NOTHING = Layout({}, 0, 0, ALIGNMENT, "empty")
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class GraphPlan:
     """One graph with a home for every value and an offset for every arena buffer.
 
     lent: when, and where, the lent runs of gradients are in use (Persistent.lent); floor: bytes of the arena's memory that are theirs; lent_offsets:
-    where each of them begins.
+    where each of them begins. host: offsets in the host's pool of what waits there.
     """
 
     graph: Graph
@@ -31,6 +34,11 @@ class GraphPlan:
     lent: tuple[tuple[Buffer, int], ...] = ()
     floor: int = 0
     lent_offsets: dict[str, int] = field(default_factory=dict)
+    host: Layout = NOTHING
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host.height
 
     @property
     def arena_bytes(self) -> int:
@@ -59,18 +67,20 @@ class GraphPlan:
         """Flops of its mirrors."""
         return sum(node_flops(node, self.graph.values) for node in self.graph.nodes if node.phase == "recompute")
 
-    def seconds(self, device: Device) -> float:
-        """What a run of it takes on a device."""
-        return sum(device.seconds(node, self.graph.values) for node in self.graph.nodes)
+    def seconds(self, device: Device, mesh: Mesh) -> float:
+        """What a run of it takes on a device, of one rank of a mesh."""
+        return timeline(self.graph, device, mesh).seconds
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """The plan of one program on this rank, and the bytes that it takes on the rank that needs most, of those that decide for all."""
+    """The plan of one program on this rank, and the bytes and seconds that it takes on the rank that needs most, of those that decide for all."""
 
     planned: GraphPlan
     arena_bytes: int
     external_bytes: int
+    seconds: float = 0.0
+    host_bytes: int = 0
 
 
 class Needs(Protocol):
@@ -102,7 +112,8 @@ class Rest:
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it."""
+    """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES of
+    planning/residency.py, host_budget as that reads it."""
 
     recompute: str = "auto"
     budget: int | str | None = None
@@ -113,6 +124,8 @@ class Options:
     share: bool = True
     rank: int = 0
     zero_stage: int = 0
+    residency: str = "auto"
+    host_budget: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,11 @@ class Plan:
         return self.persistent_bytes + self.arena_bytes + self.external_bytes
 
     @property
+    def host_bytes(self) -> int:
+        """Of the host's memory, for saved values that wait there."""
+        return max(p.host_bytes for p in self.programs.values())
+
+    @property
     def comm_bytes(self) -> int:
         """Bytes sent by this rank per optimizer step; one rank sends none."""
         if self.zero is None:
@@ -182,7 +200,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Predicted seconds of a step on the device of the plan."""
-        return self._of_step(lambda planned: planned.seconds(self.device))
+        return self._of_step(lambda planned: planned.seconds(self.device, self.options.mesh))
 
     def _of_step(self, of: Callable[[GraphPlan], Any]) -> Any:
         """A sum over the programs of one step, each as often as it runs."""
@@ -215,10 +233,12 @@ def plan_graph(graph: Graph, persistent: Persistent, options: Options) -> GraphP
     """Homes, then offsets, for one graph."""
     placement = place(graph, persistent.places(), options.in_place)
     buffers = [Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "arena"]
+    on_host = [Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "host"]
+    host = lay_out(on_host, alignment=ALIGNMENT) if on_host else NOTHING
     if persistent.lent:
         lent = lent_buffers(graph, placement, persistent)
-        return GraphPlan(graph, placement, lay_out_around(lent, buffers, ALIGNMENT), lent, persistent.floor, persistent.lent_offsets)
-    return GraphPlan(graph, placement, lay_out(buffers, alignment=ALIGNMENT) if options.share else side_by_side(buffers))
+        return GraphPlan(graph, placement, lay_out_around(lent, buffers, ALIGNMENT), lent, persistent.floor, persistent.lent_offsets, host)
+    return GraphPlan(graph, placement, lay_out(buffers, alignment=ALIGNMENT) if options.share else side_by_side(buffers), host=host)
 
 
 def lent_buffers(graph: Graph, placement: Placement, persistent: Persistent) -> tuple[tuple[Buffer, int], ...]:

@@ -39,7 +39,7 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
 
     persistent_bytes: run name -> bytes. External slots must be filled before they are read and freed once.
     """
-    arena, runs = _Memory(), {name: _Memory() for name in persistent_bytes}
+    pools, runs = {"arena": _Memory(), "host": _Memory()}, {name: _Memory() for name in persistent_bytes}
     slots: dict[str, str | None] = {}
     freed: set[str] = set()
     under_way: dict[str, tuple[list[Operand], list[Operand]]] = {}  # collective -> what it reads, what it writes
@@ -61,8 +61,8 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
             under_way[str(dict(instruction.kwargs)["tag"])] = (read, written)
         for operand in read:
             start, end = operand.offset, operand.offset + operand.extent_bytes
-            held = arena.owners(start, end) if operand.space == "arena" and start < end else {operand.root}
-            if end <= program.floor:  # a gradient that was there before
+            held = pools[operand.space].owners(start, end) if operand.space in pools and start < end else {operand.root}
+            if operand.space == "arena" and end <= program.floor:  # a gradient that was there before
                 held = held - {""} or {operand.root}
             if held != {operand.root}:
                 raise CheckError(f"{where}: reads %{operand.value} at [{start}, {end}), but those bytes hold {sorted(held)}")
@@ -76,13 +76,13 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
         if isinstance(instruction, Call) and not instruction.adopts:
             _check_overlaps(instruction, where)
         if scratch is not None:
-            arena.write(scratch.offset, scratch.offset + scratch.extent_bytes, scratch.root)
+            pools["arena"].write(scratch.offset, scratch.offset + scratch.extent_bytes, scratch.root)
         for operand in written:
             start, end = operand.offset, operand.offset + operand.extent_bytes
             if scratch is not None and operand.space == "arena" and max(start, scratch.offset) < min(end, scratch.offset + scratch.extent_bytes):
                 raise CheckError(f"{where}: the scratch overlaps its own result %{operand.value}")
-            if operand.space == "arena":
-                arena.write(start, end, operand.root)
+            if operand.space in pools:
+                pools[operand.space].write(start, end, operand.root)
             elif operand.space == "persistent":
                 runs[operand.key].write(start, end, operand.root)
             else:
@@ -97,7 +97,7 @@ def check_program(program: Program, persistent_bytes: dict[str, int]) -> None:
     if any(owner is not None for owner in slots.values()):
         raise CheckError(f"program {program.name}: slots {[n for n, o in slots.items() if o is not None]} are never freed")
     for role, target, operand in program.outputs:
-        memory = {"persistent": runs.get(operand.key), "arena": arena}.get(operand.space)
+        memory = runs.get(operand.key) if operand.space == "persistent" else pools.get(operand.space)
         held = memory.owners(operand.offset, operand.offset + operand.extent_bytes) if memory else set()
         if operand.extent_bytes and not held <= {operand.root, ""}:
             raise CheckError(f"program {program.name}: at the end {role} {target!r} should hold {operand.root}, but holds {sorted(held)}")
@@ -124,13 +124,14 @@ def _check_overlaps(call: Call, where: str) -> None:
 
 
 def _overlap(a: Operand, b: Operand) -> bool:
-    if (a.space, a.key if a.space != "arena" else "") != (b.space, b.key if b.space != "arena" else "") or a.space == "hollow":
+    pools = ("arena", "host")
+    if (a.space, "" if a.space in pools else a.key) != (b.space, "" if b.space in pools else b.key) or a.space == "hollow":
         return False
     return max(a.offset, b.offset) < min(a.offset + a.extent_bytes, b.offset + b.extent_bytes)
 
 
 def _inside(operand: Operand, program: Program, persistent_bytes: dict[str, int], where: str) -> None:
     end = operand.offset + operand.extent_bytes
-    limit = {"arena": program.end, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
+    limit = {"arena": program.end, "host": program.host_bytes, "persistent": persistent_bytes.get(operand.key, 0)}.get(operand.space)
     if operand.offset < 0 or (limit is not None and end > limit):
         raise CheckError(f"{where}: %{operand.value} covers [{operand.offset}, {end}) of {operand.space} {operand.key}, which has {limit} bytes")

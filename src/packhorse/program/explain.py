@@ -49,12 +49,13 @@ def _storages(name: str, planned: GraphPlan) -> str:
     layout = planned.layout
     lines = [
         f"program {name}: {len(planned.graph.nodes)} nodes, arena {layout.height} bytes (lower bound {layout.lower_bound}, "
-        f"fragmentation {layout.fragmentation}, {layout.method}), external at most {planned.external_bytes} bytes",
+        f"fragmentation {layout.fragmentation}, {layout.method}), external at most {planned.external_bytes} bytes"
+        + (f", on the host {planned.host_bytes} bytes" if planned.host_bytes else ""),
         f"  {'lifespan':>14} {'bytes':>12} {'offset':>12}  values",
     ]
     makers: dict[str, Node] = {v.name: node for node in planned.graph.nodes for v in node.outputs if v is not None}
     for s in sorted(planned.placement.storages, key=lambda s: (s.lower, s.name)):
-        offset = str(layout.offsets[s.name]) if s.space == "arena" else "external"
+        offset = {"arena": str(layout.offsets.get(s.name)), "host": f"host {planned.host.offsets.get(s.name)}"}.get(s.space, "external")
         values = " -> ".join(f"%{root}" for root in s.roots) or s.name
         where = f"  {makers[s.roots[0]].module} {makers[s.roots[0]].source}" if s.roots else ""
         lines.append(f"  {f'[{s.lower}, {s.upper})':>14} {s.size:>12} {offset:>12}  {values}{where}")

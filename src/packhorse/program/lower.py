@@ -13,13 +13,14 @@ from packhorse.program.program import Argument, Call, Copy, Instruction, Operand
 class _Lowering:
     def __init__(self, planned: GraphPlan):
         self.planned, self.graph = planned, planned.graph
-        self.homes, self.offsets = planned.placement.homes, planned.layout.offsets
+        self.homes = planned.placement.homes
+        self.starts = {"arena": planned.layout.offsets, "host": planned.host.offsets}
 
     def operand(self, value: Value, unread: bool = False) -> Operand:
         home = self.homes[value.root]
         if unread and home.space in ("arena", "external"):
             return Operand("hollow", "", 0, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
-        space, start = home.space, self.offsets[home.key] if home.space == "arena" else home.offset
+        space, start = home.space, self.starts[home.space][home.key] if home.space in self.starts else home.offset
         if home.key in self.planned.lent_offsets and space == "persistent":
             space, start = "arena", self.planned.lent_offsets[home.key] + home.offset
         return Operand(space, home.key, start + value.offset, value.dtype, value.shape, value.strides, value.name, value.root, value.extent_bytes)
@@ -70,7 +71,7 @@ class _Lowering:
         if name is None:
             return None
         size = next(s.size for s in self.planned.placement.storages if s.name == name)
-        return Operand("arena", name, self.offsets[name], "u8", (size,), (1,), name, name, size)
+        return Operand("arena", name, self.starts["arena"][name], "u8", (size,), (1,), name, name, size)
 
 
 def lower(planned: GraphPlan) -> Program:
@@ -91,4 +92,5 @@ def lower(planned: GraphPlan) -> Program:
         outputs,
         planned.placement.hollow_bytes,
         planned.floor,
+        planned.host_bytes,
     )

@@ -4,7 +4,8 @@
     Instruction ::= Call | Copy
     Call        ::= results = operator(args), results written to their operands (or adopted), then the slots in `frees` are let go
     Copy        ::= target <- source
-    Operand     ::= a tensor at a byte offset of the arena, of a run of persistent storage, of an external slot, or of a batch leaf
+    Operand     ::= a tensor at a byte offset of the arena, of the pool on the host, of a run of persistent storage, of an external slot,
+                    or of a batch leaf
 
 Views are operands, not instructions: they cost nothing when the program runs.
 """
@@ -17,8 +18,8 @@ from packhorse.graph.ir import Const
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor in memory. `offset` in bytes from the start of the space ("arena"), the run ("persistent"), the slot's tensor ("external") or the
-    leaf ("batch"); shape and strides in elements. `value` is its name in the graph, `root` the storage that it shows. Space "hollow": only the
+    """A tensor in memory. `offset` in bytes from the start of the space ("arena", "host"), the run ("persistent"), the slot's tensor ("external") or
+    the leaf ("batch"); shape and strides in elements. `value` is its name in the graph, `root` the storage that it shows. Space "hollow": only the
     shape is read; it points at bytes that are reserved and never touched."""
 
     space: str
@@ -69,7 +70,8 @@ Instruction = Union[Call, Copy]
 class Program:
     """A planned graph as instructions over an arena of `arena_bytes`. `external_bytes`: bound on adopted bytes alive at one instant.
 
-    floor: so many bytes below the arena belong to gradients, and to the arena until they are made; offsets count from their beginning."""
+    floor: so many bytes below the arena belong to gradients, and to the arena until they are made; offsets count from their beginning.
+    host_bytes: of the pool of what waits on the host."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -78,6 +80,7 @@ class Program:
     outputs: tuple[tuple[str, str, Operand], ...]  # role, target, where it is after the program
     hollow_bytes: int = 0  # the largest hollow operand
     floor: int = 0
+    host_bytes: int = 0
 
     @property
     def end(self) -> int:

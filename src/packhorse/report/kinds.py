@@ -45,6 +45,8 @@ def stays(planned: GraphPlan) -> list[Stay]:
     later = _read_later(graph)
     found = []
     for storage in planned.placement.storages:
+        if storage.space == "host":
+            continue
         offset = planned.layout.offsets[storage.name] if storage.space == "arena" else None
         if not storage.roots:
             found.append(Stay("scratch", storage.lower, storage.lower, min(storage.upper, end), storage.size, offset, "scratch"))

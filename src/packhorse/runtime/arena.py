@@ -21,16 +21,16 @@ _HUGE_PAGE = 2 << 20
 
 class Arena:
     """`data`: (capacity + guard,) bytes on `device`. `hollow`: bytes that operands point at whose shape alone is read: on a CPU address space that is
-    reserved and never touched, so that it takes no memory (elsewhere it does)."""
+    reserved and never touched, so that it takes no memory (elsewhere it does). pinned: host memory that another device copies from and to."""
 
-    def __init__(self, num_bytes: int, device: torch.device, hollow_bytes: int = 0):
+    def __init__(self, num_bytes: int, device: torch.device, hollow_bytes: int = 0, pinned: bool = False):
         self.device = device
         self.capacity = align_up(num_bytes, ALIGNMENT)
         total = self.capacity + GUARD_BYTES
-        if device.type == "cpu":
+        if device.type == "cpu" and not pinned:
             self.data = _huge_paged(total)
         else:
-            self.data = torch.empty(total + ALIGNMENT, dtype=torch.uint8, device=device)
+            self.data = torch.empty(total + ALIGNMENT, dtype=torch.uint8, device=device, pin_memory=pinned)
             self.data = self.data[-self.data.data_ptr() % ALIGNMENT :][:total]
 
         if device.type == "cpu":

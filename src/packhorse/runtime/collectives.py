@@ -1,4 +1,4 @@
-"""The nodes of packhorse/parallel as calls of the transport: what a program starts, and what it waits for."""
+"""The nodes of packhorse/parallel and packhorse/residency as calls of what runs beside the computation: what a program starts and waits for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,21 +12,27 @@ from packhorse.graph.operators import (
     REDUCE_SCATTER,
     TENSOR_GATHER,
     TENSOR_SUM,
+    TO_HOST,
     WAIT,
     is_tensor_collective,
     tensor_shard,
 )
 from packhorse.program.program import Operand
+from packhorse.runtime.copies import CopyEngine
 from packhorse.runtime.transport import Transport, memory_order
 
 Bound = tuple[Callable, tuple, dict[str, Any]]  # function, arguments, keyword arguments; operands are among the arguments
 
 
-def call_of_collective(op: str, outputs: tuple, args: tuple, kwargs: dict[str, Any], transport: Transport, scratch: Operand | None = None) -> Bound:
-    """The call of one node. scratch: the bucket of what has it there."""
+def call_of_collective(
+    op: str, outputs: tuple, args: tuple, kwargs: dict[str, Any], transport: Transport | CopyEngine, scratch: Operand | None = None
+) -> Bound:
+    """The call of one node, and of one that starts a copy to the host or back. scratch: the bucket of what has it there."""
     tag = kwargs["tag"]
     if op == WAIT:
         return transport.wait, (tag,), {}
+    if isinstance(transport, CopyEngine):
+        return (transport.to_host if op == TO_HOST else transport.from_host), (tag, args[0], outputs[0]), {}
     if op == ALL_GATHER:
         return transport.start, (tag, transport.all_gather, args[0], outputs[0]), {}
     if op == ALL_GATHER_OTHERS:

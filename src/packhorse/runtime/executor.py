@@ -15,12 +15,13 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.errors import CheckError, PeerError, UserError
 from packhorse.graph.ir import Const
-from packhorse.graph.operators import is_collective, is_tensor_collective
+from packhorse.graph.operators import is_collective, is_copy, is_tensor_collective
 from packhorse.parallel.tensor.spread import STREAMS
 from packhorse.planning.placement import same_layout
 from packhorse.program.program import Call, Copy, Instruction, Operand, Program
 from packhorse.runtime.arena import ALIGNMENT, Arena
 from packhorse.runtime.collectives import call_of_collective
+from packhorse.runtime.copies import CopyEngine
 from packhorse.runtime.kernels import call_of, overload, takes_generator
 from packhorse.runtime.optimizers import LiveGroup
 from packhorse.runtime.random import drawing_as, drawing_from
@@ -30,10 +31,12 @@ from packhorse.units import align_up
 
 @dataclass
 class Measured:
-    """What one run of a program took: arena bytes up to the highest one written (rounded up to the alignment), and adopted bytes at their peak."""
+    """What one run of a program took: arena bytes up to the highest one written (rounded up to the alignment), and adopted bytes at their peak;
+    of the host's pool as of the arena."""
 
     arena_bytes: int = 0
     external_bytes: int = 0
+    host_bytes: int = 0
 
 
 def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
@@ -47,7 +50,8 @@ def tensor_at(storage: Tensor, operand: Operand) -> Tensor:
 
 class BoundProgram:
     """A program over given memory. runs: run name -> byte tensor. groups: the optimizer's parameter groups, read at every step.
-    generators: those that its Consts name. axes: axis of the mesh -> the transport over it."""
+    generators: those that its Consts name. axes: axis of the mesh -> the transport over it; "host" -> what copies there. host: the pool of what waits
+    there."""
 
     def __init__(
         self,
@@ -56,14 +60,17 @@ class BoundProgram:
         runs: dict[str, Tensor],
         groups: list[LiveGroup],
         generators: dict[str, Generator] | None = None,
-        axes: Mapping[str, Transport] | None = None,
+        axes: Mapping[str, Transport | CopyEngine] | None = None,
+        host: Arena | None = None,
     ):
+        self.host = host
         self.program, self.arena, self.runs, self.groups, self.generators = program, arena, runs, groups, generators or {}
         self.axes = axes or {}
         self.slots: dict[str, Tensor] = {}
         self.batch: dict[str, Tensor] = {}
         self.live = self.peak = 0
         self.seen_high_water: int | None = None
+        self.seen_on_host = 0
         self.differences: dict[str, tuple[int, int]] = {}  # adopted value -> (planned, measured) bytes, where they are not the same
         self.steps: list[Callable[[], Any]] = [self._bind(instruction) for instruction in program.instructions]
 
@@ -73,6 +80,9 @@ class BoundProgram:
         self.live = self.peak = 0
         height, floor, watch_all = self.program.end, self.program.floor, self.seen_high_water is None
         self.arena.fill(height, watch_all, floor)
+        on_host = self.program.host_bytes
+        if self.host is not None and on_host:
+            self.host.fill(on_host, watch_all)
         done = 0
         try:
             with torch.inference_mode():
@@ -93,8 +103,12 @@ class BoundProgram:
         if watch_all:
             self.seen_high_water = align_up(high or floor, ALIGNMENT)
         assert self.seen_high_water is not None
+        if self.host is not None and on_host:
+            seen = self.host.high_water(on_host, watch_all)
+            if seen is not None:
+                self.seen_on_host = align_up(seen, ALIGNMENT)
         self.batch.clear()
-        return Measured((self.seen_high_water if high is None else align_up(high, ALIGNMENT)) - floor, self.peak)
+        return Measured((self.seen_high_water if high is None else align_up(high, ALIGNMENT)) - floor, self.peak, self.seen_on_host)
 
     def _failure(self, index: int, error: Exception) -> str:
         instruction = self.program.instructions[index]
@@ -123,7 +137,7 @@ class BoundProgram:
                 kwargs |= {"generator": None} if takes_generator(instruction.op) else {}
             if "group" in kwargs:
                 kwargs["hyper"] = self.groups[kwargs.pop("group")]
-            if is_collective(instruction.op) or is_tensor_collective(instruction.op):
+            if is_copy(instruction.op) or is_collective(instruction.op) or is_tensor_collective(instruction.op):
                 transport, scratch = self.axes[kwargs["axis"]], instruction.scratch
                 call = self._bound(*call_of_collective(instruction.op, instruction.outputs, instruction.args, kwargs, transport, scratch))
             elif instruction.adopts:
@@ -180,6 +194,9 @@ class BoundProgram:
     def _operand(self, operand: Operand) -> Any:
         if operand.space == "arena":
             return tensor_at(self.arena.data, operand)
+        if operand.space == "host":
+            assert self.host is not None
+            return tensor_at(self.host.data, operand)
         if operand.space == "hollow":
             return tensor_at(self.arena.hollow, operand)
         if operand.space == "persistent":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.dtypes import LONG
-from packhorse.graph.operators import follow_elements, loss_rows
+from packhorse.graph.operators import OWN_SLICE, follow_elements, loss_rows
 from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
 from packhorse.runtime.random import save_random_state
 from packhorse.runtime.vocabulary import VOCABULARY_RECIPES
@@ -358,6 +358,15 @@ _FILL: dict[str, Recipe] = {
     **{f"aten.{n}.default": fill(1) for n in ("ones", "ones_like", "new_ones")},
 }
 
+
+def own_slice(outs: Any, scratch: Any, x: Tensor, *, ranks: int, rank: int) -> None:
+    """x (n,) -> the rank-th of `ranks` slices of ceil(n / ranks) elements; what is beyond the end of x is zero."""
+    (out,) = outs
+    own = x[rank * out.numel() : (rank + 1) * out.numel()]
+    out[: own.numel()].copy_(own)
+    out[own.numel() :].zero_()
+
+
 RECIPES: dict[str, Recipe] = {
     **_SCALAR,
     **_FILL,
@@ -402,6 +411,7 @@ RECIPES: dict[str, Recipe] = {
     "aten._native_batch_norm_legit.no_stats": batch_norm_again,
     "packhorse.random_state.default": save_random_state,
     "packhorse.follow.default": follow,
+    OWN_SLICE: own_slice,
     "packhorse.grad_norm.default": grad_norm,
     "packhorse.clip_coefficient.default": clip_coefficient,
     **OPTIMIZER_RECIPES,

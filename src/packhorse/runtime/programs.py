@@ -20,6 +20,7 @@ from packhorse.planning.persistent import Persistent, make_run, misfit
 from packhorse.planning.plan import GraphPlan, Plan, Rest, plan_graph
 from packhorse.program.lower import lower
 from packhorse.runtime.arena import Arena
+from packhorse.runtime.copies import CopyEngine
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.job import Job, modes_of
 from packhorse.runtime.storage import allocate, load_constants
@@ -36,7 +37,7 @@ class Programs:
     answers).
 
     runs: run name -> bytes; grows by the constants of further programs, and `persistent` with it. generators: all that programs draw from, by name.
-    axes: axis of the mesh -> the transport over it.
+    axes: axis of the mesh -> the transport over it; "host" -> what copies saved values there.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Programs:
         runs: dict[str, Tensor],
         device: torch.device,
         generators: Mapping[str, Generator],
-        axes: Mapping[str, Transport] | None = None,
+        axes: Mapping[str, Transport | CopyEngine] | None = None,
     ):
         job: Job = plan.job
         self.generators, self.axes = dict(generators), axes
@@ -55,6 +56,7 @@ class Programs:
         self.persistent: Persistent = plan.persistent
         self.needed = plan.needed or Rest(plan.persistent.num_bytes)  # what ranks decide by, alike on all of them
         self.arena: Arena | None = None
+        self.host: Arena | None = None
         self.planned: dict[tuple, GraphPlan] = {}
         self.bound: dict[tuple, BoundProgram] = {}
         self.captured: dict[tuple, list[Captured]] = {}  # (signature, modes) -> what was captured since the plan was made
@@ -130,7 +132,7 @@ class Programs:
         if name == "evaluate":
             planned = plan_graph(graph, persistent, options)
         else:
-            finish = Finish(persistent, options, self.plan.zero, name)
+            finish = Finish(persistent, options, self.plan.device, self.plan.zero, name)
             rest = replace(self.needed, persistent_bytes=persistent.num_bytes)
             chosen = choose(graph, persistent, options, self.plan.device, rest, lambda everything: limit, finish)
             planned, self.needed = chosen.laid_out.planned, rest.along(chosen.laid_out)
@@ -172,6 +174,11 @@ class Programs:
         """Binds programs that are not bound yet; all of them anew where one needs a larger arena (the old one is let go first)."""
         height = self.persistent.floor + max(p.arena_bytes for p in self.planned.values())
         hollow = max(p.placement.hollow_bytes for p in self.planned.values())
+        on_host = max(p.host_bytes for p in self.planned.values())
+        if on_host > (0 if self.host is None else self.host.capacity):
+            self.bound.clear()
+            self.host = None
+            self.host = Arena(on_host, torch.device("cpu"), pinned=self.device.type != "cpu")
         if self.arena is None or height > self.arena.capacity or hollow > self.arena.hollow.numel():
             self.bound.clear()
             kept = {name: self.runs[name].clone() for name in self.persistent.lent if name in self.runs}
@@ -188,7 +195,7 @@ class Programs:
 
     def bind(self, planned: GraphPlan) -> BoundProgram:
         assert self.arena is not None
-        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.generators, self.axes)
+        return BoundProgram(lower(planned), self.arena, self.runs, self.job.groups(), self.generators, self.axes, self.host)
 
 
 def _own_constants(graph: Graph, number: int) -> tuple[Graph, list]:

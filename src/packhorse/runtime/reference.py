@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.embedding_rows import ADD_ROWS
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
-from packhorse.graph.operators import VIEWS, is_tensor_collective, operator
+from packhorse.graph.operators import VIEWS, WAIT, is_copy, is_tensor_collective, operator
 from packhorse.parallel.tensor.spread import STREAMS
 from packhorse.runtime.kernels import RECIPES, overload, pieces_of, takes_generator
 from packhorse.runtime.optimizers import LiveGroup
@@ -93,6 +93,10 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
         return (args[0] * args[1].to(args[0].dtype).div_(1 / args[2]),)
     if node.op == VIEWS:
         return [_at(args[0], value) for value in node.outputs if value is not None]
+    if is_copy(node.op):
+        return (args[0].clone(),)
+    if node.op == WAIT:
+        return ()
     if is_tensor_collective(node.op):
         if kwargs["ranks"] != 1:
             raise ValueError(f"{node.op} over {kwargs['ranks']} ranks: the oracle runs the graph of one rank alone; give it one that is not split")

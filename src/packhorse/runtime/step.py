@@ -20,6 +20,7 @@ from packhorse.planning.ledger import Ledger, ledger_of
 from packhorse.planning.plan import Plan
 from packhorse.runtime.allocator import AllocatorWatch
 from packhorse.runtime.checksum import checksum
+from packhorse.runtime.copies import CopyEngine
 from packhorse.runtime.executor import BoundProgram, Measured
 from packhorse.runtime.held import Piece, numbers, pieces, stacked
 from packhorse.runtime.job import Job
@@ -32,6 +33,7 @@ from packhorse.runtime.ranks import Ranks
 from packhorse.runtime.reference import first_nonfinite
 from packhorse.runtime.sharded import description, gathered, own_runs, spread_model
 from packhorse.runtime.storage import allocate, check_model, homes_of, load_constants, move_model, own_parameters, views
+from packhorse.runtime.transport import Transport
 
 MANY_PROGRAMS = 32  # a step with so many is told that it may be making one for each value of something
 
@@ -72,7 +74,10 @@ class Step:
             spread_model(model, plan.persistent, self.runs, self.ranks)
         load_constants(plan.persistent, self.runs, job.constants)
         self.generators = self._generators()
-        self.programs = Programs(model, plan, self.runs, self.device, self.generators, None if self.ranks is None else self.ranks.axes)
+        axes: dict[str, Transport | CopyEngine] = {} if self.ranks is None else {**self.ranks.axes}
+        if plan.options.host_budget is not None:
+            axes["host"] = CopyEngine(plan.device.host_link)
+        self.programs = Programs(model, plan, self.runs, self.device, self.generators, axes)
         self.loss_scale = LossScale() if job.widths.scaled else None
         self._take_over_optimizer_state()
         self.homes = homes_of(model)
@@ -315,6 +320,7 @@ class Step:
             measured_comm_bytes=self.comm_bytes,
             differences=tuple((name, *sizes) for bound in self.programs.bound.values() for name, sizes in bound.differences.items()),
             measured=(("persistent", persistent), ("arena", arena), ("external", external)),
+            measured_host_bytes=max(m.host_bytes for m in self.measured.values()),
         )
 
     def grads(self) -> dict[str, Tensor]:

@@ -7,13 +7,9 @@ Collectives run one after another in a thread of their own, in the order in whic
 """
 
 import re
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
-from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -21,76 +17,21 @@ from torch import Tensor
 
 from packhorse.errors import PeerError
 from packhorse.parallel.pieces import chunk_elements, own_pieces
-
-LAST_S = 1.0  # that the end of a process waits for its thread of collectives
-LOOK_AROUND_S = 2.0  # a wait that takes longer asks whether another rank has failed
+from packhorse.runtime.beside import Beside
 
 
-class Transport:
-    """The ranks of one axis of the mesh. group: a process group of them, this process is its `rank`-th.
+class Transport(Beside):
+    """The ranks of one axis of the mesh, and their collectives beside the computation. group: a process group of them, this process is its `rank`-th.
 
-    sent_bytes: handed to it so far. blocking: every start waits for the end at once, to see what overlapping brings. place: the collective that
-    this rank waits for, or waited for last, and since: when that began. look_around: is called during long waits, and may raise. members: what errors
-    call the ranks, by default 0, 1, ...
+    sent_bytes: handed to it so far. members: what errors call the ranks, by default 0, 1, ...
     """
 
     def __init__(self, group: Any, num_ranks: int, rank: int, look_around: Callable[[], None] = lambda: None, members: Sequence[int] | None = None):
-        self.group, self.num_ranks, self.rank, self.look_around = group, num_ranks, rank, look_around
+        super().__init__("collectives", look_around)
+        self.group, self.num_ranks, self.rank = group, num_ranks, rank
         self.members = members or range(num_ranks)
         self.others = [r for r in range(num_ranks) if r != rank]
         self.sent_bytes = 0
-        self.blocking = False
-        self.place, self.since = "", 0.0
-        self.started: dict[str, _Started] = {}
-        self.queue: SimpleQueue[_Started | None] = SimpleQueue()
-        # a daemon: a process that ends with an error must not wait for a collective that never comes
-        thread = Thread(target=self._work, name="collectives", daemon=True)
-        thread.start()
-        # an idle one ends before the interpreter does, which would stop it wherever it is, inside of torch too
-        weakref.finalize(self, _end, self.queue, thread)
-
-    def start(self, tag: str, collective: Callable[..., None], *args: Any) -> None:
-        """Runs a collective behind those started before. tag: its name, for `wait`."""
-        self.started[tag] = started = _Started(tag, collective, args)
-        self.queue.put(started)
-        if self.blocking:
-            started.ended(-1)
-
-    def wait(self, tag: str) -> None:
-        """Until it has ended. Raises PeerError if another rank is gone, and what `look_around` raises."""
-        self.place, self.since = tag, time.monotonic()
-        started = self.started.pop(tag)
-        while not started.ended(LOOK_AROUND_S):
-            self.look_around()
-        if started.error is not None:
-            raise started.error
-
-    def now(self, tag: str, collective: Callable[..., None], *args: Any) -> None:
-        """Runs a collective to its end."""
-        self.start(tag, collective, *args)
-        self.wait(tag)
-
-    def drop(self) -> None:
-        """Forgets what was started and never waited for, after an error."""
-        self.started.clear()
-
-    def _work(self) -> None:
-        broken: Exception | None = None  # a group does not survive a failed collective
-        while True:
-            started = self.queue.get()
-            if started is None:
-                return
-            if broken is None:
-                try:
-                    with torch.inference_mode():
-                        started.collective(*started.args)
-                except Exception as error:  # raised where it is waited for
-                    broken = error
-                    if isinstance(error, PeerError):
-                        error.collective = started.tag
-            started.error = broken
-            started.args = ()
-            started.running.release()
 
     # -- collectives ------------------------------------------------------------------------------------------------------------------
 
@@ -219,12 +160,6 @@ class _Exchange:
     sent_bytes: int
 
 
-def _end(queue: "SimpleQueue[_Started | None]", thread: Thread) -> None:
-    """Ends a thread of collectives; one that waits for a rank which is gone is left alone."""
-    queue.put(None)
-    thread.join(LAST_S)
-
-
 class _Stream:
     """Flat pieces one after another, as if they were one tensor."""
 
@@ -284,22 +219,3 @@ def _plain(error: Exception) -> str:
     """What a transport says, without the place in its own source and its advice."""
     said = str(error).strip().splitlines()[0]
     return re.sub(r"^\[[^\]]*\] ", "", said).partition(". This is")[0]
-
-
-class _Started:
-    """A collective under way, or in the queue."""
-
-    __slots__ = ("args", "collective", "error", "running", "tag")
-
-    def __init__(self, tag: str, collective: Callable[..., None], args: tuple):
-        self.tag, self.collective, self.args = tag, collective, args
-        self.error: Exception | None = None
-        self.running = Lock()  # in place of an Event, which is several times as slow
-        self.running.acquire()
-
-    def ended(self, seconds: float) -> bool:
-        """Waits for the end, or for so long (-1: for ever); whether it has come."""
-        if not self.running.acquire(timeout=seconds):
-            return False
-        self.running.release()
-        return True

@@ -140,13 +140,17 @@ class Spread:
     def emit(self, op: str, args: tuple[Arg, ...], results: list[tuple[Value | None, Place]], kwargs: tuple[tuple[str, Arg], ...] = ()) -> None:
         """A node that makes results of the node that is being spread, each a storage of its own. results: (value of the whole graph, place)."""
         outputs = tuple(None if value is None else local_value(value, place, self.degree) for value, place in results)
-        self._append(op, args, outputs, kwargs, draws=any(isinstance(place, Split) for _, place in results))
+        draws = any(isinstance(place, Split) for _, place in results)
+        replicated = all(value is None or isinstance(place, Whole) for value, place in results)
+        self._append(op, args, outputs, kwargs, draws, replicated)
         for (value, place), made in zip(results, outputs):
             if value is not None and made is not None:
                 self._know(value.name, made, place)
 
-    def _append(self, op: str, args: tuple[Arg, ...], outputs: tuple[Value | None, ...], kwargs: tuple, draws: bool) -> None:
-        node = replace(self.node, op=op, args=args, kwargs=kwargs, outputs=outputs)
+    def _append(
+        self, op: str, args: tuple[Arg, ...], outputs: tuple[Value | None, ...], kwargs: tuple, draws: bool, replicated: bool = False
+    ) -> None:
+        node = replace(self.node, op=op, args=args, kwargs=kwargs, outputs=outputs, replicated=replicated)
         if node.rng_in is not None:
             chain = INSIDE if draws else OUTSIDE if node.generator == "default" else node.generator
             node = replace(node, kwargs=(*((k, v) for k, v in kwargs if k != "generator"), ("generator", Const("generator", chain))))
@@ -169,7 +173,8 @@ class Spread:
         """A node that makes a value besides those of the whole graph. Its name is made up."""
         self.num_values += 1
         value = replace(value, name=f".tp{self.num_values}")
-        node = Node(op, args, kwargs, (value,), self.node.phase, self.node.module, self.node.source)
+        brings_all = op in (TENSOR_SUM, TENSOR_GATHER)
+        node = Node(op, args, kwargs, (value,), self.node.phase, self.node.module, self.node.source, replicated=brings_all)
         self.nodes.append(node)
         if value.base is None:
             self.roots[value.name] = value
@@ -225,7 +230,7 @@ class Spread:
         results: list[tuple[Value | None, Place]] = [(value, WHOLE) for value in self.node.outputs]
         outputs = tuple(value if value is None or value.base is None else None for value in self.node.outputs)
         assert outputs == self.node.outputs, f"{self.node.op} gives a view"
-        self._append(self.node.op, args, outputs, kwargs, draws=False)
+        self._append(self.node.op, args, outputs, kwargs, draws=False, replicated=True)
         for value, place in results:
             if value is not None:
                 self._know(value.name, value, place)
