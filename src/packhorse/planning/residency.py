@@ -1,0 +1,245 @@
+"""Where saved values live between the forward and the backward pass: the whole decision. No torch.
+
+Every value that the forward pass makes and the backward pass reads is kept, computed again, cut into slices over the tensor parallel ranks (P_a), or
+copied to the host (P_a+cpu; Rajbhandari et al. 2019, section 6.1). What is computed again is an order of nodes, which the methods of recompute/ make.
+To each order this file proposes sets of values that wait elsewhere. A proposal is priced on integers: bytes alive while each node runs, and seconds
+that the computation waits for links, which all values share. The cheapest that promise to fit are laid out, and the layout and the timeline of the very
+program decide (planning/choose.py).
+
+Which values go to the host is a question of how far the link may fall behind the forward pass (`lag`): with little lag, those whose copies hide
+behind the computation; with any lag, all of them. Those that are made first go first, as they come back last. Recomputation knows of this: its methods
+are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from packhorse.device.device import Device
+from packhorse.errors import BudgetError, UserError
+from packhorse.graph.ir import Graph
+from packhorse.mesh import Mesh
+from packhorse.planning.placement import Places, place
+from packhorse.recompute.facts import Facts
+from packhorse.recompute.mirror import Order
+from packhorse.residency.park import begins_of, seconds_by_result
+from packhorse.residency.saved import KEPT, Parked, Residency, Saved, saved_values, slice_of
+from packhorse.residency.schedule import Pace, absences, pace_of
+from packhorse.units import align_up, format_bytes, parse_bytes
+
+MODES = ("auto", "keep", "shard", "offload")
+LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, float("inf"))  # of the seconds of the graph
+DEPTHS = (1, 2, 4)  # copies under way in each direction
+ORDERS = 24  # that values are parked in, spread over those that the methods of recomputation propose
+SLICE, HOST, SLICE_ON_HOST = Parked(True, False), Parked(False, True), Parked(True, True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """room: bytes that arena and external tensors may take together; None: the fewer the better. host_bytes: of the host's pool."""
+
+    room: int | None
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """Bytes at their peaks, and seconds of one run."""
+
+    arena_bytes: int
+    external_bytes: int
+    host_bytes: int
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        return self.arena_bytes + self.external_bytes
+
+
+class Terrain:
+    """One graph (an order of recomputation, before ZeRO's pass), on which sets of parked values are priced."""
+
+    def __init__(self, graph: Graph, places: Places, in_place: bool, device: Device, mesh: Mesh):
+        self.graph, self.tp = graph, mesh.tp
+        self.pace: Pace = pace_of(device, mesh.tp)
+        self.begins = begins_of(graph, seconds_by_result(graph, device, mesh))
+        placement = place(graph, places, in_place)
+        self.size: dict[str, tuple[str, int]] = {}  # root -> the space of its storage, and bytes there
+        change = {space: np.zeros(len(graph.nodes) + 2, dtype=np.int64) for space in ("arena", "external")}
+        for storage in placement.storages:
+            size = align_up(storage.size, 64) if storage.space == "arena" else storage.size
+            change[storage.space][storage.lower] += size
+            change[storage.space][min(storage.upper, len(graph.nodes) + 1)] -= size
+            self.size.update((root, (storage.space, size)) for root in storage.roots)
+        self.alive = {space: steps for space, steps in change.items()}
+
+    @cached_property
+    def saved(self) -> list[Saved]:
+        """Values that may wait elsewhere, those that leave first first."""
+        return [s for s in saved_values(self.graph) if s.value.name in self.size]
+
+    def how(self, s: Saved, shard: bool, host: bool) -> Parked | None:
+        """How a value waits where slices, the host or both are to be used; None: it gains nothing and stays."""
+        cut = shard and s.replicated and align_up(slice_of(s.value, self.tp).extent_bytes, 64) < align_up(s.value.extent_bytes, 64)
+        return Parked(cut, host) if cut or host else None
+
+    def price(self, residency: Residency) -> Price:
+        """What the graph takes with these values parked."""
+        parked = dict(residency.parked)
+        those = [s for s in self.saved if s.value.name in parked]
+        away = absences(those, parked, residency.depth, self.begins, self.pace)
+        change = {space: steps.copy() for space, steps in self.alive.items()}
+        on_host = 0
+        events: list[tuple[int, int, str, float]] = []  # node, kind (in the order of the program), root, seconds
+        for s in those:
+            name, how, gone = s.value.name, parked[s.value.name], away[s.value.name]
+            space, size = self.size[name]
+            if gone.gone < gone.whole:
+                change[space][gone.gone] -= size
+                change[space][gone.whole] += size
+            waiting = align_up(slice_of(s.value, self.tp).extent_bytes, 64)
+            if how.shard:
+                begin, end = (s.last, gone.back) if not how.host else (gone.fetch, gone.back)
+                change["arena"][begin] += waiting
+                change["arena"][end] -= waiting
+                events += [(gone.whole, 4, name, self.pace.gather_s(s.value)), (gone.back, 5, name, 0.0)]
+            if how.host:
+                took = self.pace.copy_s(self.pace.leaving(s, how))
+                on_host += waiting if how.shard else align_up(s.value.extent_bytes, 64)
+                events += [(s.last + 1, 0, name, took), (gone.gone, 1, name, 0.0), (gone.fetch, 2, name, took), (gone.fetched, 3, name, 0.0)]
+        arena, external = (int(change[space].cumsum()[: max(len(self.graph.nodes), 1)].max()) for space in ("arena", "external"))
+        return Price(arena, external, on_host, self.begins[-1] + self._stalls(sorted(events, key=lambda e: e[:2])))
+
+    def _stalls(self, events: Sequence[tuple[int, int, str, float]]) -> float:
+        """Seconds that the computation waits. Kinds: to the host, back, gathered: the start and the wait of each."""
+        waited = 0.0
+        free = [0.0] * 3
+        ends: dict[tuple[int, str], float] = {}
+        for node, kind, name, took in events:
+            now, stream = self.begins[node] + waited, kind // 2
+            if kind % 2 == 0:
+                ends[stream, name] = free[stream] = max(now, free[stream]) + took
+            else:
+                waited += max(0.0, ends[stream, name] - now)
+        return waited
+
+    def everywhere(self, shard: bool, host: bool, depth: int, lag: float = float("inf"), most: int | None = None) -> Residency:
+        """All values parked for which it helps; on the host those whose copies begin no more than `lag` seconds late, up to `most` bytes."""
+        found: dict[str, Parked] = {}
+        done, bytes_there = 0.0, 0
+        for s in sorted(self.saved, key=lambda s: (s.last, s.value.name)):
+            how = self.how(s, shard, host)
+            if how is not None and how.host:
+                leaving = self.pace.leaving(s, how)
+                took, size = self.pace.copy_s(leaving), align_up(leaving.extent_bytes, 64)
+                ready = self.begins[s.last + 1]
+                late, short = done > ready + lag, self.begins[s.first] - ready <= 2 * took and lag != float("inf")
+                if late or short or (most is not None and bytes_there + size > most):
+                    how = self.how(s, shard, False)
+                else:
+                    done, bytes_there = max(done, ready) + took, bytes_there + size
+            if how is not None:
+                found[s.value.name] = how
+        return Residency(tuple(sorted(found.items())), depth)
+
+
+def check_mode(mode: str, mesh: Mesh, host_budget: int | str | None) -> None:
+    """Raises UserError for a mode that is none, for slices without ranks to cut for, and for the host without a budget there."""
+    if mode not in MODES:
+        raise UserError(f"residency={mode!r} is no way for saved values to wait; expected one of {', '.join(MODES)}")
+    if mode == "shard" and mesh.tp == 1:
+        raise UserError(
+            "residency='shard' (P_a of ZeRO-R) cuts saved values that all tensor parallel ranks have alike, and this mesh has tp=1: there is nobody to "
+            "share them with; use several tp ranks (mesh.tp), residency='offload' with a host_budget, or recomputation under a budget"
+        )
+    if mode == "offload" and host_budget is None:
+        raise UserError(
+            "residency='offload' copies saved values to the host, and host_budget is None, which gives it no memory there; set host_budget (bytes, "
+            "'8GiB', or a share of the saved values such as '50%')"
+        )
+
+
+def host_budget_bytes(host_budget: int | str | None, saved_bytes: int) -> int:
+    """A budget of the host as bytes: None is nothing, "30%" a share of the bytes that the forward pass saves when everything is kept.
+
+    Raises BudgetError for what is none.
+    """
+    if host_budget is None:
+        return 0
+    if isinstance(host_budget, int) and not isinstance(host_budget, bool) and host_budget >= 0:
+        return host_budget
+    try:
+        if isinstance(host_budget, str) and host_budget.strip().endswith("%"):
+            share = float(host_budget.strip()[:-1])
+            if 0 <= share <= 100:
+                return int(saved_bytes * share / 100)
+        elif isinstance(host_budget, str):
+            return parse_bytes(host_budget)
+    except (UserError, ValueError):
+        pass
+    raise BudgetError(f"cannot read the host_budget {host_budget!r}; write a number of bytes, 8GiB, or a share of the saved values such as 30%")
+
+
+def saved_bytes(graph: Graph) -> int:
+    """Bytes of all values that the forward pass saves and that could wait elsewhere."""
+    return sum(s.value.extent_bytes for s in saved_values(graph))
+
+
+def by_hand(terrain: Terrain, mode: str, host_bytes: int) -> Residency:
+    """Every value that can wait as `mode` says. Raises BudgetError if the host has too little memory for that."""
+    if mode == "keep":
+        return KEPT
+    found = terrain.everywhere(terrain.tp > 1, mode == "offload", 2)
+    need = terrain.price(found).host_bytes
+    if mode == "offload" and need > host_bytes:
+        raise BudgetError(
+            f"residency='offload' needs {format_bytes(need)} ({need} bytes) of the host's memory for {len(found.parked)} saved values, and host_budget "
+            f"is {format_bytes(host_bytes)} ({host_bytes} bytes); raise it to that, recompute more (recompute='blocks' saves less), or leave residency "
+            "'auto', which copies what fits"
+        )
+    return found
+
+
+def proposals(terrain: Terrain, limits: Limits, mesh: Mesh) -> Iterator[tuple[Residency, Price]]:
+    """Sets of parked values for one order that fit, or nearly; without a limit of bytes the leanest ones."""
+    families = [(shard, host) for shard, host in product((False, True), (False, True)) if (shard or host) and (mesh.tp > 1 or not shard)]
+    if not limits.host_bytes:
+        families = [(shard, host) for shard, host in families if not host]
+    seen: set[Residency] = set()
+    total = terrain.begins[-1]
+    for (shard, host), depth in product(families, DEPTHS):
+        for lag in LAGS if host and limits.room is not None else LAGS[-1:]:
+            found = terrain.everywhere(shard, host, depth, lag * total, limits.host_bytes)
+            if not found.parked or found in seen:
+                continue
+            seen.add(found)
+            price = terrain.price(found)
+            if limits.room is None or price.peak <= limits.room:
+                yield found, price
+
+
+def discounted(facts: Facts, residency: Residency) -> Facts:
+    """Facts in which parked values take no bytes: what a method of recomputation has to reckon with besides."""
+    away = {name for name, _ in residency.parked}
+    return replace(facts, sizes=tuple(0 if name in away else size for name, size in zip(facts.names, facts.sizes)))
+
+
+def more_orders(facts: Facts, terrain: Terrain, limits: Limits, method: Callable[[Facts, int | None], list[Order]]) -> list[Order]:
+    """Orders that a method proposes when it knows that some values will wait elsewhere. terrain: of the graph that keeps everything."""
+    shard, host = terrain.tp > 1, limits.host_bytes > 0
+    sets = [terrain.everywhere(shard, host, 2, lag * terrain.begins[-1], limits.host_bytes) for lag in (LAGS[1:6:2] if host else (0.0,))]
+    orders: list[Order] = []
+    for found in dict.fromkeys(sets):
+        if found.parked:
+            orders += method(discounted(facts, found), limits.room)
+    return list(dict.fromkeys(orders))
+
+
+def spread(items: Sequence, most: int) -> list:
+    """At most so many of the items, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
