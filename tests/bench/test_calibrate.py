@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from packhorse.bench import calibrate as module
-from packhorse.bench.calibrate import Timed, calibrate, prepared, run, table
+from packhorse.bench.calibrate import COPIES, Timed, calibrate, host_link, prepared, run, table
 from packhorse.bench.calibration import CHECKS, NETS, AdamW, Net
 from packhorse.device.device import load_device
 from packhorse.errors import UserError
@@ -60,13 +60,23 @@ def test_a_device_is_fitted_and_checked(tmp_path, monkeypatch, capsys):
     told, device = json.loads(capsys.readouterr().out), load_device(path)
     assert device.name == told["name"] == "mine" and "1 thread, torch 2" in device.description
     assert {op: vars(cost) for op, cost in device.rows.items()} == told["rows"]
+    assert vars(device.host_link) == told["host_link"] and 1e8 < device.host_link.bytes_per_s < 1e12
     (check,) = told["checks"]
     assert check["net"] == "two layers, 16 rows" and 0 < check["predicted_s"] < 0.1 and 0 < check["measured_s"] < 0.1
+
+
+def test_the_link_to_the_host_is_fitted_to_copies():
+    """A clock by which a copy takes 10 microseconds and a byte 0.1 nanoseconds; the first copy of a size, which takes longer, does not count."""
+    taken = [1_000_000_000 if first else 10_000 + size // 10 for size in COPIES for first in (True, False, False)]
+    ticks = iter([tick for seconds in taken for tick in (0, seconds)])
+    link = host_link(lambda: next(ticks), rounds=2)
+    assert link.fixed_s == pytest.approx(1e-5, rel=1e-3) and link.bytes_per_s == pytest.approx(1e10, rel=1e-3)
 
 
 def test_the_table_has_a_line_an_operator():
     made = calibrate([tiny(4), tiny(64)], [tiny(16)], rounds=1)
     lines = table(made).splitlines()
+    assert any(line.startswith("copy to or from the host") for line in lines)
     assert [line[:62].strip() for line in lines[1 : 1 + len(made.device.rows)]] == sorted(made.device.rows)
     assert "two layers, 16 rows" in lines[-1]
 

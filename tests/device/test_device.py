@@ -2,9 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse.device.device import Cost, Device, format_device, load_device, node_bytes, parse_device, row_of
+from packhorse.device.device import Cost, Device, format_device, load_device, packaged, parse_device, row_of
+from packhorse.device.links import Level, Link
+from packhorse.device.roofline import Products, Roofline
 from packhorse.errors import UserError
 from packhorse.graph.ir import Node, Ref, Value, contiguous_strides
+from packhorse.graph.operators import ALL_GATHER, FROM_HOST, OWN_SLICE, TENSOR_SUM, TO_HOST, WAIT
 
 pytestmark = pytest.mark.pure
 
@@ -50,50 +53,113 @@ def test_sixteen_bits_and_transposed_convolutions_have_rows_of_their_own():
     assert row_of(backward) == "aten.convolution_backward.default transposed"
 
 
-@pytest.mark.parametrize(
-    ("made", "values", "expected"),
-    [
-        # a row of 5 seen 3 times is 5 numbers; every second number of 10 is 5
-        (
-            node("aten.add.Tensor", (Ref("x"), Ref("y")), value("z", 3, 5)),
-            table(value("x", 3, 5, strides=(0, 1)), value("y", 3, 5, strides=(10, 2))),
-            140,
-        ),
-        (node("aten.cat.default", ((Ref("x"), Ref("y")), 0), value("z", 7)), table(value("x", 3), value("y", 4)), 56),
-        # a table of which 2 rows of 4 are read; the indices are 8 bytes each
-        (
-            node("aten.embedding.default", (Ref("w"), Ref("i")), value("z", 2, 4)),
-            table(value("w", 1000, 4), value("i", 2, dtype="i64")),
-            32 + 32 + 16,
-        ),
-        # of the second argument only the shape is read
-        (
-            node("aten.avg_pool2d_backward.default", (Ref("g"), Ref("x"), (2, 2)), value("z", 8, 8)),
-            table(value("g", 4, 4), value("x", 8, 8)),
-            64 + 256,
-        ),
-        (node("aten.relu.default", (Ref("x"),), value("z", 0, 3)), table(value("x", 0, 3, strides=(0, 1))), 0),
-        (node("aten.native_layer_norm.default", (Ref("x"), (3,), None), value("z", 2, 3), None, value("s", 2)), table(value("x", 2, 3)), 24 + 24 + 8),
-    ],
-)
-def test_bytes_that_a_node_touches(made, values, expected):
-    assert node_bytes(made, values) == expected
-
-
 NUMBER = st.floats(0, 1e9)
+RATE = st.floats(1e-3, 1e18)
+COSTS = st.builds(Cost, NUMBER, NUMBER, NUMBER)
+SHARE = st.floats(1e-3, 1.0)
+LINKS = st.builds(Link, NUMBER, RATE)
+LEVELS = st.lists(st.builds(Level, st.text(), st.integers(2, 10**6), LINKS), max_size=3, unique_by=lambda level: level.ranks)
+PRODUCTS = st.builds(
+    Products,
+    RATE,
+    st.lists(st.tuples(st.floats(1, 1e15), SHARE), min_size=1, max_size=4, unique_by=lambda entry: entry[0]).map(lambda rows: tuple(sorted(rows))),
+)
+ROOFLINES = st.builds(Roofline, st.fixed_dictionaries({"f32": PRODUCTS}, optional={"f16": PRODUCTS, "bf16": PRODUCTS}), RATE, NUMBER)
+BANDS = st.tuples(st.floats(0.01, 1), st.floats(1, 100))
+REST = {
+    "memory_bytes": st.none() | st.integers(1, 10**15),
+    "usable": SHARE,
+    "host_link": st.none() | LINKS,
+    "host_memory_bytes": st.none() | st.integers(0, 10**15),
+    "levels": LEVELS.map(lambda levels: tuple(sorted(levels, key=lambda level: level.ranks))),
+    "band": BANDS,
+}
 
 
 @given(
-    st.builds(
-        Device,
-        st.text(),
-        st.text(),
-        st.dictionaries(st.text(), st.builds(Cost, NUMBER, NUMBER, NUMBER)),
-        st.builds(Cost, NUMBER, NUMBER, NUMBER),
-    )
+    st.builds(Device, st.text(), st.text(), st.dictionaries(st.text(), COSTS), COSTS, **REST)
+    | st.builds(Device, st.text(), st.text(), roofline=ROOFLINES, **REST)
 )
 def test_what_is_written_is_read_back(device):
     assert parse_device(format_device(device), "a file") == device
+
+
+def test_a_roofline_takes_the_longer_of_flops_and_bytes():
+    """mm (3, 5) @ (5, 7): 284 bytes and 210 flops in f32, 142 bytes in f16."""
+    device = Device("d", "", roofline=Roofline({"f32": Products(100.0, ((1.0, 0.5),)), "f16": Products(100.0, ((1.0, 1.0),))}, 100.0, 0.25))
+    product = node("aten.mm.default", (Ref("a"), Ref("b")), value("c", 3, 7))
+    assert device.seconds(product, MM) == 0.25 + 210 / 50  # bytes: 2.84
+    halves = table(value("a", 3, 5, dtype="f16"), value("b", 5, 7, dtype="f16"))
+    assert device.seconds(node("aten.mm.default", (Ref("a"), Ref("b")), value("c", 3, 7, dtype="f16")), halves) == 0.25 + 2.1
+    # a dtype that is not there counts as f32; an operator without flops takes its bytes, a view and collectives nothing
+    assert device.seconds(node("aten.mm.default", (Ref("a"), Ref("b")), value("c", 3, 7, dtype="bf16")), halves) == 0.25 + 4.2
+    assert device.seconds(node("aten.tanh.default", (Ref("a"),), value("c", 3, 5)), MM) == 0.25 + 1.2
+    assert device.seconds(node("aten.t.default", (Ref("a"),), value("c", 5, 3, strides=(1, 5), base="a")), MM) == 0.0
+
+
+LINK = Link(1.0, 10.0)
+
+
+@pytest.mark.parametrize("device", [DEVICE, Device("d", "", {}, Cost(1.0), levels=(Level("all", 8, LINK),))])
+def test_what_runs_beside_the_computation_takes_it_nothing(device):
+    for op in (ALL_GATHER, WAIT, TO_HOST, FROM_HOST):
+        assert device.seconds(node(op, (Ref("a"),), value("c", 15)), MM) == 0.0
+    assert device.seconds(node(OWN_SLICE, (Ref("a"),), value("c", 5)), MM) > 0.0
+    # without links a collective that is waited for at once is like any operator
+    assert (device.seconds(node(TENSOR_SUM, (Ref("a"),), value("c", 3, 5)), MM) > 0) == (not device.levels)
+
+
+def test_neighbours_are_joined_by_the_first_level_that_is_large_enough():
+    device = load_device("v100-dgx2")
+    assert [device.level_of(span).name for span in (1, 16, 17, 400)] == ["NVSwitch", "NVSwitch", "InfiniBand EDR", "InfiniBand EDR"]
+    assert load_device("cpu").level_of(400) is None
+    with pytest.raises(
+        UserError, match=r"'v100-dgx2' joins at most 4096 ranks \(InfiniBand EDR\).*over 5000 neighbouring ranks; plan for a smaller"
+    ) as error:
+        device.level_of(5000)
+    assert "\n" not in str(error.value)
+
+
+def test_collectives_by_alpha_and_beta():
+    """A message takes 1 s and 0.1 s a byte inside a group of 4, 3 s and 0.5 s a byte beyond it."""
+    device = Device("d", "", levels=(Level("box", 4, LINK), Level("net", 64, Link(3.0, 2.0))))
+    assert device.collective_seconds(60, 4, 4) == 3 * 1.0 + 60 / 10
+    assert device.collective_seconds(60, 4, 4, rounds=2) == 6 * 1.0 + 60 / 10
+    assert device.collective_seconds(60, 4, 13) == 3 * 3.0 + 60 / 2  # four ranks, of which each is in a box of its own
+    assert device.collective_seconds(0, 1, 1) == 0.0
+    assert Device("d", "").collective_seconds(60, 4, 4) == 0.0
+    assert LINK.seconds(50, messages=3) == 3.0 + 5.0
+
+
+# what the data sheets print: bytes a second each way between the GPUs of a node, and flops a second in f16
+SHEETS = {"v100-dgx2": (150e9, 125e12), "a100-80": (300e9, 312e12), "h100-80": (450e9, 989e12), "h200": (450e9, 989e12)}
+
+
+@pytest.mark.parametrize("name", sorted(SHEETS))
+def test_described_devices_stay_below_their_data_sheets(name):
+    device = load_device(name)
+    assert device.name == name and parse_device(format_device(device), name) == device
+    nvlink, flops = SHEETS[name]
+    assert device.roofline.products["f16"].peak == flops
+    assert nvlink / 2 < device.levels[0].link.bytes_per_s <= nvlink
+    assert device.host_link.bytes_per_s < device.levels[0].link.bytes_per_s < device.roofline.bytes_per_s
+    for products in device.roofline.products.values():
+        seconds = [products.seconds(int(1.2**power)) for power in range(180)]
+        assert seconds == sorted(seconds)
+    low, high = device.band
+    assert low <= 1 <= high and 0.9 <= device.usable < 1
+
+
+def test_all_packaged_files_are_known_here():
+    assert packaged() == sorted(["cpu", *SHEETS])
+
+
+def test_bytes_of_the_papers_v100():
+    """A device of 32 GiB, of which a step may take what ZeRO's tables call 32 GB."""
+    device = load_device("v100-dgx2")
+    assert device.memory_bytes == 32 * 2**30 and device.memory_bytes * device.usable == pytest.approx(32e9, rel=0.005)
+    # 800 Gb/s a node over 16 GPUs
+    assert device.levels[1].link.bytes_per_s * 16 * 8 == 800e9
 
 
 def test_the_packaged_device_knows_what_models_are_made_of():
@@ -107,6 +173,29 @@ def test_the_packaged_device_knows_what_models_are_made_of():
     assert cpu.rows["aten.native_dropout.default"].s_per_byte > cpu.rows["aten.native_dropout_backward.default"].s_per_byte
 
 
+DESCRIBED = """name = "n"
+description = "d"
+memory_bytes = 1000
+usable = 0.5
+host_memory_bytes = 0
+band = [0.5, 2]
+host_link = { fixed_s = 0, bytes_per_s = 1 }
+[[levels]]
+name = "box"
+ranks = 8
+fixed_s = 0
+bytes_per_s = 1
+[[levels]]
+name = "net"
+ranks = 16
+fixed_s = 0
+bytes_per_s = 1
+[roofline]
+launch_s = 0
+bytes_per_s = 1
+[roofline.products]
+f32 = { peak = 1, efficiency = [[1, 0.5], [2, 1]] }
+"""
 GOOD = 'name = "n"\ndescription = "d"\nother = { fixed_s = 1e-6 }\n[rows]\n'
 
 
@@ -127,6 +216,36 @@ GOOD = 'name = "n"\ndescription = "d"\nother = { fixed_s = 1e-6 }\n[rows]\n'
         (GOOD.replace("other = { fixed_s = 1e-6 }", ""), "other is missing, expected the cost of operators without a row"),
         (GOOD.replace("[rows]", ""), "rows is missing, expected a table"),
         ("name = ", "is not valid TOML"),
+        *(
+            (DESCRIBED.replace(*change), message)
+            for change, message in [
+                (("memory_bytes = 1000", "memory_bytes = 1e3"), r"memory_bytes is 1000\.0, expected a whole number of bytes, 1 or more"),
+                (("memory_bytes = 1000", "memory_bytes = 0"), "memory_bytes is 0, expected a whole number"),
+                (("usable = 0.5", "usable = 1.5"), r"usable is 1\.5, expected a number above 0, at most 1"),
+                (("usable = 0.5", "usable = true"), "usable is True, expected a number"),
+                (("host_memory_bytes = 0", "host_memory_bytes = -1"), "host_memory_bytes is -1, expected a whole number of bytes, 0 or more"),
+                (("[0.5, 2]", "[2, 0.5]"), r"band is \[2, 0\.5\], expected two numbers above 0, the lower one first"),
+                (("[0.5, 2]", "3"), "band is 3, expected two numbers"),
+                (("{ fixed_s = 0, bytes_per_s = 1 }", "3"), "host_link is 3, expected a link such as"),
+                (("{ fixed_s = 0, bytes_per_s = 1 }", "{ fixed_s = 0 }"), "bytes_per_s of host_link is missing, expected a finite number of bytes"),
+                (("{ fixed_s = 0, bytes_per_s = 1 }", "{ fixed_s = 0, bytes_per_s = 0 }"), "bytes_per_s of host_link is 0, expected"),
+                (("{ fixed_s = 0, bytes_per_s = 1 }", "{ fixed_s = 0, bytes_per_s = 1, gen = 3 }"), "unknown key 'gen' in host_link"),
+                (("ranks = 16", "ranks = 8"), r"ranks of levels\[1\] is 8, expected a whole number of ranks, 9 or more"),
+                (("ranks = 8", "ranks = 1"), r"ranks of levels\[0\] is 1, expected a whole number of ranks, 2 or more"),
+                (('name = "net"', "name = 3"), r"name of levels\[1\] is 3, expected a string"),
+                (("launch_s = 0", ""), "launch_s of roofline is missing, expected a finite number of seconds"),
+                (("f32 =", "f16 ="), r"f32 of roofline\.products is missing, expected the products of a dtype"),
+                (("f32 =", "tf32 ="), r"'tf32' in roofline\.products is no dtype"),
+                (("[[1, 0.5], [2, 1]]", "[[2, 0.5], [1, 1]]"), r"efficiency of roofline\.products\.f32 is .*ascending in flops"),
+                (("[[1, 0.5], [2, 1]]", "[[1, 0.5], [2, 1.5]]"), r"efficiency of roofline\.products\.f32 is .*at most 1"),
+                (("[[1, 0.5], [2, 1]]", "[]"), r"efficiency of roofline\.products\.f32 is \[\], expected"),
+                (("[[1, 0.5], [2, 1]]", "[[1, 0.5, 1]]"), r"efficiency of roofline\.products\.f32 is"),
+                (("peak = 1", "peak = 0"), r"peak of roofline\.products\.f32 is 0, expected a finite number of flops a second, above 0"),
+                (("[roofline]", "[rows]\n[roofline]"), "has both roofline and rows"),
+                (("[roofline]", "[speed]"), "unknown key 'speed'"),
+            ]
+        ),
+        ("levels = []\n" + GOOD, r"levels is \[\], expected one table"),
     ],
 )
 def test_a_wrong_file_is_one_paragraph_with_file_and_key(tmp_path, text, message):
@@ -137,13 +256,19 @@ def test_a_wrong_file_is_one_paragraph_with_file_and_key(tmp_path, text, message
     assert str(path) in str(error.value) and "\n" not in str(error.value)[:-1].replace(text, "")
 
 
+def test_a_described_file_without_mistakes():
+    device = parse_device(DESCRIBED, "mine")
+    assert device.levels == (Level("box", 8, Link(0.0, 1.0)), Level("net", 16, Link(0.0, 1.0))) and device.band == (0.5, 2.0)
+    assert device.roofline == Roofline({"f32": Products(1.0, ((1.0, 0.5), (2.0, 1.0)))}, 1.0, 0.0) and device.host_link == Link(0.0, 1.0)
+
+
 def test_a_file_is_given_by_path_and_a_packaged_one_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cpu").write_text(GOOD)
     (tmp_path / "mine.toml").write_text(GOOD)
     assert load_device("mine.toml") == load_device("./cpu") == load_device(tmp_path / "cpu") == Device("n", "d", {}, Cost(1e-6))
     assert load_device("cpu").rows
-    with pytest.raises(UserError, match=r"no device 'gpu' comes with packhorse; the names are cpu.*\./gpu\.toml"):
+    with pytest.raises(UserError, match=r"no device 'gpu' comes with packhorse; the names are a100-80, cpu.*\./gpu\.toml"):
         load_device("gpu")
     with pytest.raises(UserError, match=r"cannot read the device file other\.toml: No such file.*packhorse calibrate"):
         load_device("other.toml")

@@ -63,3 +63,14 @@ def test_parameters_that_the_optimizer_does_not_hold_keep_their_gradient_only():
     moved = {n for n, p in model.named_parameters() if not torch.equal(before[n], p)}
     assert moved == {n for n, _ in model.named_parameters() if n.startswith("blocks.0")}
     assert set(step.grads()) == {n for n, _ in model.named_parameters()}
+
+
+def test_predicted_seconds_are_told_with_their_band_where_links_are_known():
+    plan = plan_of(gpt().train(), device="v100-dgx2")
+    (line,) = [line for line in str(plan).splitlines() if "step, predicted" in line]
+    told = plan.to_dict()
+    low, high = (told["seconds"] * share for share in (0.9, 1.25))
+    assert line.endswith(f"s   ({low:.3g} to {high:.3g}) on v100-dgx2") and told["seconds_band"] == [0.9, 1.25]
+    assert told["seconds"] == sum(plan.device.seconds(node, p.graph.values) for p in plan.programs.values() for node in p.graph.nodes)
+    plain = plan_of(gpt().train())
+    assert "step, predicted" not in str(plain) and "seconds_band" not in plain.to_dict()

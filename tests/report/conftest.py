@@ -5,6 +5,7 @@ import pytest
 from packhorse.device.device import Cost, Device
 from packhorse.graph.text import parse_graph
 from packhorse.graph.verify import verify
+from packhorse.mesh import Mesh
 from packhorse.planning.persistent import Persistent, like, make_run
 from packhorse.planning.plan import Options, Plan, plan_graph
 
@@ -47,7 +48,7 @@ def plan_by_hand(*, text=TEXT, budget=None, in_place=False, **programs):
     persistent = Persistent((run, like(run, "grad.f32.g0", "gradients", "grad")))
     options = Options(recompute="blocks", budget=budget, in_place=in_place, num_micro_batches=2 if "next" in programs else 1)
     planned = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items()}
-    everything = sum(p.seconds(DEVICE) for p in planned.values()) - sum(
+    everything = sum(p.seconds(DEVICE, Mesh()) for p in planned.values()) - sum(
         DEVICE.seconds(node, p.graph.values) for p in planned.values() for node in p.graph.nodes if node.phase == "recompute"
     )
     return Plan(planned, persistent, options, DEVICE, keep_everything_bytes=400_000, keep_everything_seconds=everything)

@@ -1,35 +1,33 @@
-"""What an operator takes on a machine, from a TOML file. No torch. `packhorse calibrate` (bench/calibrate.py) writes such a file.
+"""What operators, copies and collectives take on a machine, from a TOML file (docs/devices.md has its keys). No torch.
+
+A file is one of two kinds. A calibrated one, as `packhorse calibrate` (bench/calibrate.py) writes it, has a cost for each operator:
 
 name = "cpu"
 description = "where the figures come from"
 other = { fixed_s = 4e-06, s_per_byte = 3e-10 }                    # operators without a row; what is left out is 0
 [rows]
 "aten.mm.default" = { fixed_s = 6e-06, s_per_flop = 2e-11 }
+
+A described one has peaks and rates of the machine instead, below [roofline].
 """
 
 import json
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
-from math import prod
 from pathlib import Path
 from typing import Any
 
+from packhorse.device.links import Level, Link
+from packhorse.device.roofline import Products, Roofline
+from packhorse.device.table import Table
+from packhorse.device.touched import node_bytes
 from packhorse.errors import UserError
 from packhorse.graph.dtypes import ITEMSIZE
-from packhorse.graph.ir import Arg, Node, Ref, Value
-from packhorse.graph.operators import is_collective, operator
+from packhorse.graph.ir import Node, Value
+from packhorse.graph.operators import is_collective, is_copy, is_tensor_collective
 from packhorse.planning.flops import node_flops
 
-# Positions of arguments of which a kernel reads as many elements as it is asked for, not all: as much as it writes.
-_GATHERED = {
-    "aten.embedding.default": 0,
-    "packhorse.part_embedding.default": 0,
-    "aten.index_select.default": 0,
-    "aten.gather.default": 0,
-    "aten.index.Tensor": 0,
-    "aten.nll_loss_forward.default": 0,
-}
 # Where convolutions say whether they are transposed.
 _TRANSPOSED = {"aten.convolution.default": 6, "aten.convolution_backward.default": 7}
 # Memory that is only asked for.
@@ -51,18 +49,38 @@ class Cost:
 
 @dataclass(frozen=True)
 class Device:
-    """rows: operator, or a kind of it (`row_of`), -> Cost. other: operators without a row. description: where the figures come from."""
+    """A machine, as one rank sees it. description: where the figures come from.
+
+    rows: operator, or a kind of it (`row_of`), -> Cost; other: operators without a row. roofline: instead of rows, for a machine that was not
+    calibrated. memory_bytes: of the rank's device, of which a step may take the share `usable` (the rest is the driver's and the libraries').
+    host_link: the way to the host's memory, the same in each direction and both at once; host_memory_bytes: what of that memory is the rank's.
+    levels: what joins neighbouring ranks, the smallest group first. band: (low, high) of a measured step's seconds over the predicted ones.
+    """
 
     name: str
     description: str
-    rows: dict[str, Cost]
-    other: Cost
+    rows: dict[str, Cost] = field(default_factory=dict)
+    other: Cost = Cost()
+    roofline: Roofline | None = None
+    memory_bytes: int | None = None
+    usable: float = 1.0
+    host_link: Link | None = None
+    host_memory_bytes: int | None = None
+    levels: tuple[Level, ...] = ()
+    band: tuple[float, float] = (1.0, 1.0)
 
     def seconds(self, node: Node, values: dict[str, Value]) -> float:
-        """What one call of the node takes; 0 for a view, for memory that is only asked for, and for what runs beside the computation: collectives, of
-        whose links a device file says nothing. values: those of its graph."""
-        if node.is_view or node.op in _FREE or is_collective(node.op):
+        """What one call of the node takes the computation; 0 for a view, for memory that is only asked for, and for what runs beside it: collectives
+        and copies to and from the host (planning/timeline.py has those). A device without levels knows nothing of links: there the collectives that
+        are waited for at once (over tp) cost what any operator does. values: those of its graph."""
+        if node.is_view or node.op in _FREE or is_copy(node.op) or is_collective(node.op):
             return 0.0
+        if self.levels and is_tensor_collective(node.op):
+            return 0.0
+        if self.roofline is not None:
+            first = next((value for value in node.outputs if value is not None), None)
+            dtype = "f32" if first is None else first.dtype
+            return self.roofline.seconds(node_bytes(node, values), node_flops(node, values), dtype)
         cost = self.rows.get(row_of(node)) or self.rows.get(node.op, self.other)
         seconds = cost.fixed_s
         if cost.s_per_byte:
@@ -70,6 +88,31 @@ class Device:
         if cost.s_per_flop:
             seconds += cost.s_per_flop * node_flops(node, values)
         return seconds
+
+    def level_of(self, span: int) -> Level | None:
+        """The first level that joins `span` neighbouring ranks; None for a device without levels.
+
+        Raises UserError where even the last one joins fewer.
+        """
+        for level in self.levels:
+            if level.ranks >= span:
+                return level
+        if not self.levels:
+            return None
+        last = self.levels[-1]
+        raise UserError(
+            f"the device {self.name!r} joins at most {last.ranks} ranks ({last.name}), and the mesh has collectives over {span} neighbouring ranks; "
+            f"plan for a smaller mesh, or give a device file of your own whose last level has more ranks"
+        )
+
+    def collective_seconds(self, sent_bytes: int, ranks: int, span: int, rounds: int = 1) -> float:
+        """What a collective takes of `ranks` ranks, the outermost of which are `span` neighbouring ranks apart, when each sends so many bytes.
+
+        (ranks - 1) messages a round, and the bytes, over the level that joins them: ring or pairwise algorithms in the alpha-beta model of Thakur,
+        Rabenseifner and Gropp 2005, sections 3 and 4. rounds: 1 of a gather or a reduce-scatter, 2 of an all-reduce. 0 without levels.
+        """
+        level = self.level_of(span)
+        return 0.0 if level is None else level.link.seconds(sent_bytes, rounds * (ranks - 1))
 
 
 def row_of(node: Node) -> str:
@@ -82,34 +125,6 @@ def row_of(node: Node) -> str:
         name += " transposed"
     first = node.outputs[0] if node.outputs else None
     return name + " 16-bit" if first is not None and first.dtype in ("bf16", "f16") else name
-
-
-def node_bytes(node: Node, values: dict[str, Value]) -> int:
-    """Bytes that a node reads and writes: of its arguments and results, without arguments of which only the shape is read.
-
-    A tensor of which elements are picked (the weight of an embedding) counts as many bytes as the result, at most its own.
-    """
-    total = written = sum(_bytes(value) for value in node.outputs if value is not None)
-    unread, gathered = operator(node.op).unread, _GATHERED.get(node.op)
-    for position, arg in enumerate(node.args):
-        if isinstance(arg, (Ref, tuple)) and position not in unread:
-            read = _read(arg, values)
-            total += min(read, written) if position == gathered else read
-    return total
-
-
-def _bytes(value: Value) -> int:
-    """Bytes that are touched: an expanded tensor has fewer than elements, a strided one fewer than its extent."""
-    shape = value.shape
-    if 0 in value.strides:
-        shape = tuple(dim for dim, stride in zip(shape, value.strides) if stride or dim == 0)
-    return prod(shape) * ITEMSIZE[value.dtype]
-
-
-def _read(arg: Arg, values: dict[str, Value]) -> int:
-    if isinstance(arg, Ref):
-        return _bytes(values[arg.name])
-    return sum(_read(item, values) for item in arg) if isinstance(arg, tuple) else 0
 
 
 def packaged() -> list[str]:
@@ -151,38 +166,117 @@ def parse_device(text: str, source: str) -> Device:
         raise UserError(
             f"the device file {source} is not valid TOML: {error}; correct that line, or write the file anew with `packhorse calibrate --write`"
         ) from error
-    kinds = {
-        "name": (str, "a string"),
-        "description": (str, "a string"),
-        "other": (dict, "the cost of operators without a row"),
-        "rows": (dict, "a table"),
-    }
-    for key in given.keys() - kinds.keys():
-        raise UserError(f"the device file {source} has an unknown key {key!r}; it has {', '.join(kinds)}, and operators stand below [rows]")
-    for key, (kind, words) in kinds.items():
-        if not isinstance(given.get(key), kind):
-            seen = f"is {given[key]!r}" if key in given else "is missing"
-            raise UserError(f"the device file {source}: {key} {seen}, expected {words}")
-    rows = {op: _cost(f"rows.{op!r}", cost, source) for op, cost in given["rows"].items()}
-    return Device(given["name"], given["description"], rows, _cost("other", given["other"], source))
+    top = Table(given, "", source)
+    top.only(*(key.name for key in fields(Device)), hint=", and operators stand below [rows]")
+    name, description = top.text("name"), top.text("description")
+    rows, other, roofline = {}, Cost(), None
+    if "roofline" in given:
+        for key in ("rows", "other"):
+            if key in given:
+                raise UserError(f"the device file {source} has both roofline and {key}: seconds come from one of them; take the other away")
+        roofline = _roofline(top.table("roofline", "a table"))
+    else:
+        other = _cost("other", top.table("other", "the cost of operators without a row").entries, source)
+        rows = {op: _cost(f"rows.{op!r}", cost, source) for op, cost in top.table("rows", "a table").entries.items()}
+    return Device(
+        name,
+        description,
+        rows,
+        other,
+        roofline,
+        memory_bytes=top.whole("memory_bytes", 1, "bytes") if "memory_bytes" in given else None,
+        usable=top.share("usable") if "usable" in given else 1.0,
+        host_link=_link(top.table("host_link", _LINK), "fixed_s", "bytes_per_s") if "host_link" in given else None,
+        host_memory_bytes=top.whole("host_memory_bytes", 0, "bytes") if "host_memory_bytes" in given else None,
+        levels=_levels(top) if "levels" in given else (),
+        band=_band(top) if "band" in given else (1.0, 1.0),
+    )
+
+
+_LINK = "a link such as { fixed_s = 1e-05, bytes_per_s = 1e+10 }"
+_PRODUCTS = "the products of a dtype, such as { peak = 1e+13, efficiency = [[1e+09, 0.5]] }"
+_EFFICIENCY = "a list of [flops, share of the peak], ascending in flops above 0, shares above 0 and at most 1"
 
 
 def _cost(where: str, given: Any, source: str) -> Cost:
-    known = [field.name for field in fields(Cost)]
+    known = [key.name for key in fields(Cost)]
     if not isinstance(given, dict):
         raise UserError(f"the device file {source}: {where} is {given!r}, expected numbers such as {{ fixed_s = 5e-06, s_per_byte = 2e-10 }}")
-    for key, number in given.items():
-        if key not in known:
-            raise UserError(f"the device file {source}: unknown key {key!r} in {where}; a cost has {', '.join(known)}")
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1e9:
-            raise UserError(f"the device file {source}: {key} of {where} is {number!r}, expected a finite number of seconds, 0 or more")
-    return Cost(**{key: float(number) for key, number in given.items()})
+    table = Table(given, where, source)
+    table.only(*known)
+    return Cost(**{key: table.seconds(key) for key in given})
+
+
+def _link(table: Table, *keys: str) -> Link:
+    table.only(*keys)
+    return Link(table.seconds("fixed_s"), table.rate("bytes_per_s", "bytes"))
+
+
+def _levels(top: Table) -> tuple[Level, ...]:
+    """[[levels]], each with more ranks than the one before."""
+    given = top.entries["levels"]
+    if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
+        raise top.wrong("levels", "one table [[levels]] or more, the smallest group of ranks first")
+    found: list[Level] = []
+    for number, entry in enumerate(given):
+        table = Table(entry, f"levels[{number}]", top.source)
+        link = _link(table, "name", "ranks", "fixed_s", "bytes_per_s")
+        found.append(Level(table.text("name"), table.whole("ranks", found[-1].ranks + 1 if found else 2, "ranks"), link))
+    return tuple(found)
+
+
+def _band(top: Table) -> tuple[float, float]:
+    expected = "two numbers above 0, the lower one first"
+    low, high = top.pair("band", expected)
+    if not 0 < low <= high:
+        raise top.wrong("band", expected)
+    return low, high
+
+
+def _roofline(table: Table) -> Roofline:
+    table.only(*(key.name for key in fields(Roofline)))
+    given = table.table("products", "a table of dtypes, f32 among them")
+    for dtype in given.entries:
+        if dtype not in ITEMSIZE:
+            raise UserError(f"the device file {table.source}: {dtype!r} in {given.where} is no dtype; expected f32, f16, bf16 or f64")
+    products = {dtype: _products(given.table(dtype, _PRODUCTS)) for dtype in dict.fromkeys(("f32", *given.entries))}
+    return Roofline(products, table.rate("bytes_per_s", "bytes"), table.seconds("launch_s"))
+
+
+def _products(table: Table) -> Products:
+    table.only(*(key.name for key in fields(Products)))
+    efficiency = table.pairs("efficiency", _EFFICIENCY)
+    sizes = [size for size, _ in efficiency]
+    if not sizes or sizes[0] <= 0 or sizes != sorted(set(sizes)) or not all(0 < share <= 1 for _, share in efficiency):
+        raise table.wrong("efficiency", _EFFICIENCY)
+    return Products(table.rate("peak", "flops"), efficiency)
 
 
 def format_device(device: Device) -> str:
     """The device as TOML that parse_device reads back to an equal one."""
-    lines = [f"name = {_quoted(device.name)}", f"description = {_quoted(device.description)}", f"other = {_numbers(device.other)}", "", "[rows]"]
-    lines += [f"{_quoted(op)} = {_numbers(cost)}" for op, cost in sorted(device.rows.items())]
+    lines = [f"name = {_quoted(device.name)}", f"description = {_quoted(device.description)}"]
+    for key in ("memory_bytes", "host_memory_bytes"):
+        if getattr(device, key) is not None:
+            lines.append(f"{key} = {getattr(device, key)}")
+    if device.usable != 1.0:
+        lines.append(f"usable = {device.usable!r}")
+    if device.band != (1.0, 1.0):
+        lines.append(f"band = {list(device.band)!r}")
+    if device.host_link is not None:
+        lines.append(f"host_link = {{ fixed_s = {device.host_link.fixed_s!r}, bytes_per_s = {device.host_link.bytes_per_s!r} }}")
+    if device.roofline is None:
+        lines.append(f"other = {_numbers(device.other)}")
+    for level in device.levels:
+        lines += ["", "[[levels]]", f"name = {_quoted(level.name)}", f"ranks = {level.ranks}"]
+        lines += [f"fixed_s = {level.link.fixed_s!r}", f"bytes_per_s = {level.link.bytes_per_s!r}"]
+    if device.roofline is None:
+        lines += ["", "[rows]", *(f"{_quoted(op)} = {_numbers(cost)}" for op, cost in sorted(device.rows.items()))]
+    else:
+        lines += ["", "[roofline]", f"bytes_per_s = {device.roofline.bytes_per_s!r}", f"launch_s = {device.roofline.launch_s!r}"]
+        lines += ["", "[roofline.products]"]
+        for dtype, products in device.roofline.products.items():
+            efficiency = [list(entry) for entry in products.efficiency]
+            lines.append(f"{dtype} = {{ peak = {products.peak!r}, efficiency = {efficiency!r} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -192,5 +286,5 @@ def _quoted(text: str) -> str:
 
 
 def _numbers(cost: Cost) -> str:
-    parts = [(field.name, getattr(cost, field.name)) for field in fields(Cost)]
+    parts = [(key.name, getattr(cost, key.name)) for key in fields(Cost)]
     return "{ " + ", ".join(f"{name} = {part!r}" for name, part in parts if part) + " }"
