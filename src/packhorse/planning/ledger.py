@@ -8,6 +8,8 @@ from packhorse.graph.operators import ALL_GATHER, WAIT
 from packhorse.parallel.zero import BUCKET
 from packhorse.planning.placement import Storage
 from packhorse.planning.plan import GraphPlan, Plan
+from packhorse.planning.step_seconds import in_words, step_seconds
+from packhorse.planning.waiting import parked_as, tally
 from packhorse.units import format_bytes
 
 
@@ -17,7 +19,7 @@ class Alive:
 
     name: str
     num_bytes: int
-    kind: str  # "saved value", "temporary", "output", "scratch", "gathered parameters", "communication", "external ..."
+    kind: str  # one of _LINES, or "external ..."
     place: str
 
 
@@ -38,6 +40,8 @@ class Ledger:
     measured: tuple[tuple[str, int], ...] = ()
     outside_bytes: int | None = None
     differences: tuple[tuple[str, int, int], ...] = ()  # external tensors whose planned and measured bytes differ
+    seconds_lines: tuple[str, ...] = ()  # the predicted step, in words
+    residency_line: str = ""  # where saved values wait, in words
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,14 +91,12 @@ class Ledger:
         if self.predicted_host_bytes:
             there = "" if self.measured_host_bytes is None else f", measured {format_bytes(self.measured_host_bytes)}"
             rows.append(f"  {'saved values on the host':<34}{format_bytes(self.predicted_host_bytes):>14}{there}")
-        if "seconds_band" in self.extra:
-            low, high = (self.extra["seconds"] * share for share in self.extra["seconds_band"])
-            rows.append(f"  {'step, predicted':<34}{self.extra['seconds']:>12.3g} s   ({low:.3g} to {high:.3g}) on {self.extra['device']}")
+        rows += [f"  {line}" for line in self.seconds_lines]
         rows += [f"  gathered whole: {what}" for what in self.extra.get("gathered_whole", ())]
         if self.outside_bytes is not None:
             rows.append(f"  {'kernel workspaces, outside the plan':<34}{format_bytes(self.outside_bytes):>13}")
         rows += [f"  %{name}: planned {planned} bytes, measured {measured}" for name, planned, measured in self.differences]
-        rows += self._recomputation()
+        rows += [*self._recomputation(), *([self.residency_line] if self.residency_line else [])]
         rows.append("programs" + " " * 20 + "arena         lower bound   fragmentation  external")
         for name, height, bound, external in self.programs:
             rows.append(
@@ -108,6 +110,8 @@ class Ledger:
 # kind of what is alive -> its line
 _LINES = {
     "saved value": "saved values",
+    "saved value, slice": "saved values",
+    "saved value, back": "saved values that came back",
     "temporary": "temporaries",
     "output": "outputs",
     "scratch": "scratch",
@@ -135,6 +139,7 @@ def ledger_of(plan: Plan) -> Ledger:
     lines.append(("arena: alignment and gaps", max(rest, 0) if plan.persistent.lent else rest))
     lines.append(("external tensors (bound)", plan.external_bytes))
     node = planned.graph.nodes[time] if planned.graph.nodes else None
+    seconds, waits = step_seconds(plan), tally(p.graph for p in plan.programs.values())
     return Ledger(
         tuple(lines),
         plan.peak_bytes,
@@ -143,6 +148,8 @@ def ledger_of(plan: Plan) -> Ledger:
         tuple(sorted(alive, key=lambda a: (-a.num_bytes, a.name))),
         tuple((n, p.arena_bytes, max(0, p.layout.lower_bound - p.floor), p.external_bytes) for n, p in plan.programs.items()),
         predicted_host_bytes=plan.host_bytes,
+        seconds_lines=tuple(in_words(seconds, plan.device)),
+        residency_line=waits.in_words(plan.options),
         extra={
             "peak_bytes": plan.peak_bytes,
             "persistent_bytes": plan.persistent_bytes,
@@ -153,6 +160,8 @@ def ledger_of(plan: Plan) -> Ledger:
             "communication_buffer_bytes": max((s.size for p in plan.programs.values() for s in p.placement.storages if _is_bucket(s)), default=0),
             "gathered_whole": _gathered_whole(plan),
             "recompute": plan.options.recompute,
+            "residency": plan.options.residency,
+            **waits.to_dict(),
             "recomputed_nodes": sum(_is_recomputed(node) for p in plan.programs.values() for node in p.graph.nodes),
             "device": plan.device.name,
             "overhead_flops": plan.overhead_flops,
@@ -161,6 +170,8 @@ def ledger_of(plan: Plan) -> Ledger:
             "keep_everything_bytes": plan.keep_everything_bytes,
             "flops": plan.flops,
             "seconds": plan.seconds,
+            "busy_s": seconds.busy,
+            "stalls_s": seconds.stalls,
             **({"seconds_band": list(plan.device.band)} if plan.device.levels else {}),
         },
     )
@@ -219,7 +230,12 @@ def _alive(planned: GraphPlan, time: int) -> list[Alive]:
             found.append(Alive(storage.name, storage.size, "scratch", _node_place(graph.nodes[storage.lower])))
             continue
         root = storage.roots[0]
-        if makers[root].op == ALL_GATHER and makers[root].phase != "update":
+        parked, _ = parked_as(root)
+        if parked in ("whole", "fetched"):
+            kind = "saved value, back"
+        elif parked == "slice":
+            kind = "saved value, slice"
+        elif makers[root].op == ALL_GATHER and makers[root].phase != "update":
             kind = "gathered parameters"
         elif root.startswith(BUCKET):
             kind = "communication"

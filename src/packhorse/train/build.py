@@ -106,6 +106,8 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         grad_dtype=_GRADIENTS[config.precision.gradients],
         recompute=config.memory.recompute,
         budget=config.memory.budget,
+        residency=config.memory.residency,
+        host_budget=config.memory.host_budget,
         mesh=config.ranks,
         rank=rank,
         zero_stage=config.mesh.zero_stage,

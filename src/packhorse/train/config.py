@@ -219,10 +219,25 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """[memory]: how saved values are dropped, and the most bytes a step may need ("2GiB", "40%", "minimum" or a number)."""
+    """[memory]: how saved values are dropped, and the most bytes a step may need ("2GiB", "40%", "minimum" or a number).
+
+    residency: where saved values wait for the backward pass. "keep": in place. "shard": what all tp ranks have alike is cut into slices over them.
+    "offload": on the host, as slices where that can be. "auto": whatever meets the budget and is fastest. host_budget: of the host's memory for
+    that ("8GiB", a number, or "30%" of the saved values); without it nothing goes there (docs/residency.md).
+    """
 
     recompute: Recompute = "auto"
     budget: int | str | None = None
+    residency: Literal["auto", "keep", "shard", "offload"] = "auto"
+    host_budget: int | str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for the host without memory there."""
+        if self.residency == "offload" and self.host_budget is None:
+            raise ConfigError(
+                'memory.residency = "offload" copies saved values to the host and needs memory.host_budget, the memory there: bytes, "8GiB", or a '
+                'share of the saved values such as "50%"'
+            )
 
 
 @dataclass(frozen=True)
@@ -274,6 +289,11 @@ class Config:
             raise ConfigError(
                 f"data.seq_len = {data.seq_len} is not a multiple of mesh.tp = {self.mesh.tp}; with mesh.sequence_parallel each of these ranks "
                 "has an equal part of the sequence, so make it one"
+            )
+        if self.memory.residency == "shard" and self.mesh.tp == 1:
+            raise ConfigError(
+                'memory.residency = "shard", and mesh.tp = 1: what is cut is shared by the tp ranks; set mesh.tp to 2 or more, or memory.residency '
+                'to "offload"'
             )
         if self.schedule.min_lr is not None and self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(
