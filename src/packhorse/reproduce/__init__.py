@@ -7,7 +7,7 @@ import importlib
 
 from packhorse.errors import UserError
 
-NAMES = ("chen", "megatron")
+NAMES = ("chen", "megatron", "zero")
 
 
 def run_reproduction(name: str, arguments: list[str], *, as_json: bool) -> int:
