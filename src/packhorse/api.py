@@ -77,8 +77,8 @@ def plan(
     lies between the split layers is split along the sequence.
     residency: where saved values wait for the backward pass besides in place. "auto": where that meets the budget and is fastest, together with
     recomputation and what ZeRO gathers; "keep": nowhere else; "shard": all that tensor parallel ranks have alike is cut over them (P_a of ZeRO-R,
-    section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). host_budget: of the host's memory for that, as bytes,
-    "8GiB" or "30%" of what the forward pass saves; None: nothing goes there.
+    section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). host_budget: of the host's memory for that, as
+    bytes, "8GiB" or "30%" of what the forward pass saves; None: nothing goes there.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.

@@ -210,9 +210,8 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     host = finish.host_bytes(plain)
     if options.residency in ("shard", "offload"):
         return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in candidates for terrain in (finish.terrain(c),)]
-    no_limit = room is None and options.recompute in ("auto", "optimal", "none") and options.budget is None
     fits = room is not None and plain.arena_bytes + plain.external_bytes <= room
-    if options.residency == "keep" or no_limit or fits or (options.mesh.tp == 1 and not host):
+    if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
     limits = Limits(None if room is None else int(room * NEARLY), host)
     method = METHODS["optimal" if options.recompute == "auto" else options.recompute]

@@ -112,8 +112,8 @@ class Rest:
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES of
-    planning/residency.py, host_budget as that reads it."""
+    """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES
+    of planning/residency.py, host_budget as that reads it."""
 
     recompute: str = "auto"
     budget: int | str | None = None

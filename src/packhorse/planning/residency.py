@@ -3,12 +3,12 @@
 Every value that the forward pass makes and the backward pass reads is kept, computed again, cut into slices over the tensor parallel ranks (P_a), or
 copied to the host (P_a+cpu; Rajbhandari et al. 2019, section 6.1). What is computed again is an order of nodes, which the methods of recompute/ make.
 To each order this file proposes sets of values that wait elsewhere. A proposal is priced on integers: bytes alive while each node runs, and seconds
-that the computation waits for links, which all values share. The cheapest that promise to fit are laid out, and the layout and the timeline of the very
-program decide (planning/choose.py).
+that the computation waits for links, which all values share. The cheapest that promise to fit are laid out, and the layout and the timeline of the
+very program decide (planning/choose.py).
 
 Which values go to the host is a question of how far the link may fall behind the forward pass (`lag`): with little lag, those whose copies hide
-behind the computation; with any lag, all of them. Those that are made first go first, as they come back last. Recomputation knows of this: its methods
-are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
+behind the computation; with any lag, all of them. Those that are made first go first, as they come back last. Recomputation knows of this: its
+methods are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -152,8 +152,8 @@ def check_mode(mode: str, mesh: Mesh, host_budget: int | str | None) -> None:
         raise UserError(f"residency={mode!r} is no way for saved values to wait; expected one of {', '.join(MODES)}")
     if mode == "shard" and mesh.tp == 1:
         raise UserError(
-            "residency='shard' (P_a of ZeRO-R) cuts saved values that all tensor parallel ranks have alike, and this mesh has tp=1: there is nobody to "
-            "share them with; use several tp ranks (mesh.tp), residency='offload' with a host_budget, or recomputation under a budget"
+            "residency='shard' (P_a of ZeRO-R) cuts saved values that all tensor parallel ranks have alike, and this mesh has tp=1: there is nobody "
+            "to share them with; use several tp ranks (mesh.tp), residency='offload' with a host_budget, or recomputation under a budget"
         )
     if mode == "offload" and host_budget is None:
         raise UserError(
@@ -196,9 +196,9 @@ def by_hand(terrain: Terrain, mode: str, host_bytes: int) -> Residency:
     need = terrain.price(found).host_bytes
     if mode == "offload" and need > host_bytes:
         raise BudgetError(
-            f"residency='offload' needs {format_bytes(need)} ({need} bytes) of the host's memory for {len(found.parked)} saved values, and host_budget "
-            f"is {format_bytes(host_bytes)} ({host_bytes} bytes); raise it to that, recompute more (recompute='blocks' saves less), or leave residency "
-            "'auto', which copies what fits"
+            f"residency='offload' needs {format_bytes(need)} ({need} bytes) of the host's memory for {len(found.parked)} saved values, and "
+            f"host_budget is {format_bytes(host_bytes)} ({host_bytes} bytes); raise it to that, recompute more (recompute='blocks' saves less), or "
+            "leave residency 'auto', which copies what fits"
         )
     return found
 

@@ -25,18 +25,17 @@ def seconds_by_result(graph: Graph, device: Device, mesh: Mesh) -> dict[str, flo
     """First result of a node -> what the node takes, a sum over tensor parallel ranks included: the same on all of them."""
     found, values = {}, graph.values
     for node in graph.nodes:
-        if node.outputs and node.outputs[0] is not None:
-            found[node.outputs[0].name] = device.seconds(node, values)
+        if (name := _first_result(node)) is not None:
+            found[name] = device.seconds(node, values)
             if is_tensor_collective(node.op):
                 as_first = replace(node, kwargs=tuple((key, 0 if key == "rank" else given) for key, given in node.kwargs))
-                found[node.outputs[0].name] += seconds_beside(as_first, graph, device, mesh)
+                found[name] += seconds_beside(as_first, graph, device, mesh)
     return found
 
 
 def begins_of(graph: Graph, seconds: Mapping[str, float]) -> list[float]:
     """Seconds at which each node begins, and the last one ends. seconds: as `seconds_by_result`, of this graph or of one that it was made of."""
-    took = (seconds.get(node.outputs[0].name, 0.0) if node.outputs and node.outputs[0] is not None else 0.0 for node in graph.nodes)
-    return list(accumulate(took, initial=0.0))
+    return list(accumulate((seconds.get(_first_result(node) or "", 0.0) for node in graph.nodes), initial=0.0))
 
 
 def park(graph: Graph, residency: Residency, seconds: Mapping[str, float], device: Device, tp: int, tp_rank: int) -> Graph:
@@ -129,6 +128,11 @@ class _Parking:
             # views of what came back are made where they are read
             nodes.append(node if node.is_view else reading(node, index))
         return nodes
+
+
+def _first_result(node: Node) -> str | None:
+    """The name of the first result that somebody wants."""
+    return next((value.name for value in node.outputs if value is not None), None)
 
 
 def _flat(value: Value) -> Value:
