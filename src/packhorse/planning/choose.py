@@ -36,7 +36,7 @@ from packhorse.recompute.mirror import Order, order_of, replay
 from packhorse.recompute.optimal import is_large, is_outside
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
-from packhorse.residency.park import park, seconds_by_result
+from packhorse.residency.park import node_seconds, park, seconds_by_result
 from packhorse.residency.saved import KEPT, Residency
 
 LOOKED_AT = 6  # plans within the budget that are laid out, where some of them park values: the fastest is taken
@@ -92,6 +92,7 @@ def choose(
     plain = _measured(facts, order_of(facts, {}))
     more = finish.more(plain, rest)  # bytes that no candidate knows of
     everything = rest.peak(plain) + more
+    unhurried = plain.seconds if finish.zero is None else finish.laid_out(plain, False).seconds
     allowed = limit(everything)
     room = None if allowed is None else allowed - rest.persistent_bytes - more
     if (
@@ -112,7 +113,7 @@ def choose(
     candidates = _parked(candidates, plain, finish, room)
     if allowed is None:
         fastest = method in ("none", "optimal") and options.budget is None
-        return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, plain.seconds, None)
+        return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, unhurried, None)
     found: list[LaidOut] = []
     nearly = allowed if is_large(facts) else allowed * NEARLY
     for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
@@ -128,8 +129,8 @@ def choose(
             break
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
-        return Chosen(best, everything, plain.seconds, least_extra_seconds(facts, allowed - rest.persistent_bytes))
-    return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, plain.seconds, None)
+        return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes))
+    return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, unhurried, None)
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ def _optimal_within(
 
 
 def _facts(graph: Graph, persistent: Persistent, options: Options, device: Device) -> Facts:
-    return facts_of(graph, persistent.places(), [device.seconds(node, graph.values) for node in graph.nodes], options.in_place)
+    return facts_of(graph, persistent.places(), node_seconds(graph, device, options.mesh), options.in_place)
 
 
 def _measured(facts: Facts, order: Order) -> Candidate:

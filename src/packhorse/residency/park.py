@@ -23,13 +23,18 @@ from packhorse.residency.schedule import Absence, absences, leaving_order, pace_
 
 def seconds_by_result(graph: Graph, device: Device, mesh: Mesh) -> dict[str, float]:
     """First result of a node -> what the node takes, a sum over tensor parallel ranks included: the same on all of them."""
-    found, values = {}, graph.values
+    taken = node_seconds(graph, device, mesh)
+    return {name: took for node, took in zip(graph.nodes, taken) if (name := _first_result(node)) is not None}
+
+
+def node_seconds(graph: Graph, device: Device, mesh: Mesh) -> list[float]:
+    """For how long each node holds up the computation, as on the first tensor parallel rank."""
+    found = []
     for node in graph.nodes:
-        if (name := _first_result(node)) is not None:
-            found[name] = device.seconds(node, values)
-            if is_tensor_collective(node.op):
-                as_first = replace(node, kwargs=tuple((key, 0 if key == "rank" else given) for key, given in node.kwargs))
-                found[name] += seconds_beside(as_first, graph, device, mesh)
+        found.append(device.seconds(node, graph.values))
+        if is_tensor_collective(node.op):
+            as_first = replace(node, kwargs=tuple((key, 0 if key == "rank" else given) for key, given in node.kwargs))
+            found[-1] += seconds_beside(as_first, graph, device, mesh)
     return found
 
 
