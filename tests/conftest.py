@@ -59,6 +59,9 @@ def checked(request, monkeypatch):
         buffers += [buffer for buffer, _ in planned.lent]
         layout = replace(planned.layout, offsets=planned.layout.offsets | {buffer.name: offset for buffer, offset in planned.lent})
         check_layout(buffers, replace(layout, lower_bound=lower_bound(buffers, 64)))
+        on_host = [Buffer(s.name, s.lower, s.upper, s.size) for s in planned.placement.storages if s.space == "host"]
+        if on_host:
+            check_layout(on_host, replace(planned.host, lower_bound=lower_bound(on_host, 64)))
         if options.share and not planned.lent:
             assert planned.layout.fragmentation == 0, f"{graph.name}: fragmentation {planned.layout.fragmentation}"
         check_program(lower(planned), {run.name: run.num_bytes for run in persistent.runs})

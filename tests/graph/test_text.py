@@ -21,7 +21,7 @@ input %rng0: rng[] = random "default"
 %slice: f32[2, 2]{4, 1} @drop.0+8 = aten.slice.Tensor(%drop.0, 1, 2, 9223372036854775807)  # forward |  | model.py:14
 %sum: f32[] = aten.sum.dim_IntList(%slice, [0, 1], dtype=<dtype float32>, keep=None, name="a \\"b\\"")  # forward |  |
 %kept: f32[] = aten.neg.default(%sum, generator=<generator generator blocks.0.noise>) mark keep "a \\"b\\" # | c"  # forward |  |
-%lost: f32[] = aten.neg.default(%kept) mark drop ""  # forward |  |
+%lost: f32[] = aten.neg.default(%kept) mark drop "" replicated  # forward |  |
 %none.0: f32[], _ = aten.two.default([%sum, %sum], -1.5e-07, inf)  # backward |  |
 output %none.0 = metric "loss"
 output %rng1 = random "default"
@@ -38,6 +38,7 @@ def test_hand_written_text_means_what_it_says():
     assert graph.nodes[4].kwargs == (("dtype", Const("dtype", "float32")), ("keep", None), ("name", 'a "b"'))
     assert (graph.nodes[5].mark, graph.nodes[5].mark_name, graph.nodes[5].generator) == ("keep", 'a "b" # | c', "generator blocks.0.noise")
     assert (graph.nodes[6].mark, graph.nodes[6].mark_name, graph.nodes[6].generator) == ("drop", "", "default")
+    assert [node.replicated for node in graph.nodes] == [False] * 6 + [True, False]
     assert graph.nodes[7].args == ((Ref("sum"), Ref("sum")), -1.5e-07, float("inf"))
     assert graph.nodes[7].outputs[1] is None
     assert (graph.nodes[0].module, graph.nodes[0].source, graph.nodes[7].phase) == ("fc", "model.py:12", "backward")

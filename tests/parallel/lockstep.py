@@ -5,21 +5,23 @@ concatenations of what the ranks have.
 """
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from packhorse.capture.capture import Captured, capture
 from packhorse.capture.dtypes import LONG
-from packhorse.graph.ir import Graph, Value
+from packhorse.graph.ir import Graph, Node, Value
 from packhorse.graph.operators import is_tensor_collective
 from packhorse.graph.own_outputs import own_outputs
 from packhorse.graph.verify import verify
 from packhorse.parallel.split import Sharding, Split
 from packhorse.parallel.tensor.split_graph import split_graph
 from packhorse.parallel.tensor.spread import Gathered
+from packhorse.runtime.random import drawing_as
 from packhorse.runtime.reference import _call, _get, run_graph
 
 
@@ -92,8 +94,13 @@ def joined(parts: list[Tensor], split: Split) -> Tensor:
     return torch.cat(found, split.dim).narrow(split.dim, 0, sum(split.blocks) - split.padding)
 
 
-def run_side_by_side(graphs: list[Graph], inputs: list[dict[str, Tensor]]) -> list[dict]:
-    """(role, target) -> tensor of each rank's outputs."""
+def run_side_by_side(
+    graphs: list[Graph], inputs: list[dict[str, Tensor]], generators: list[dict[str, Generator]] | None = None, alike: set[str] | None = None
+) -> list[dict]:
+    """(role, target) -> tensor of each rank's outputs. What is marked as replicated has to have the same bits on all of them.
+
+    generators: what each rank draws from, by name. alike: gets the names of the results that turned out the same on all ranks.
+    """
     tables = [dict(given) for given in inputs]
     assert len({tuple(node.op for node in graph.nodes) for graph in graphs}) == 1, "all ranks run the same operators in the same order"
     assert len({tuple(dict(node.kwargs).get("tag") for node in graph.nodes) for graph in graphs}) == 1
@@ -112,13 +119,35 @@ def run_side_by_side(graphs: list[Graph], inputs: list[dict[str, Tensor]]) -> li
                     found = found.chunk(len(flat))[rank] if "scatter" in node.op else found
                     table[value.name] = found.clone().as_strided(value.shape, value.strides)
             else:
-                for table, node, own, graph in zip(tables, nodes, args, graphs):
+                for rank, (table, node, own, graph) in enumerate(zip(tables, nodes, args, graphs)):
                     kwargs = {key: _get(arg, table) for key, arg in node.kwargs}
-                    for value, result in zip(node.outputs, _call(node, own, kwargs, None, graph.values)):
+                    with nullcontext() if node.rng_in is None or generators is None else drawing_as(generators[rank][node.generator]):
+                        results = _call(node, own, kwargs, None, graph.values)
+                    for value, result in zip(node.outputs, results):
                         if value is not None:
                             assert tuple(result.shape) == value.shape, f"{node.op}: {tuple(result.shape)}, planned as {value.shape}"
                             table[value.name] = _laid(result, value)
+            _check_replicated(nodes, tables, alike)
     return [{(o.role, o.target): t[o.name] for o in g.outputs if o.role != "random"} for g, t in zip(graphs, tables)]
+
+
+def _check_replicated(nodes: tuple[Node, ...], tables: list[dict[str, Tensor]], alike: set[str] | None) -> None:
+    """Every rank has all of what is marked, in the same bits. Memory that is only asked for holds anything."""
+    assert len({node.replicated for node in nodes}) == 1, "all ranks mark the same nodes"
+    if nodes[0].is_view or "empty" in nodes[0].op:
+        return
+    for values in zip(*(node.outputs for node in nodes)):
+        if values[0] is not None:
+            ours = [memory(table[value.name]) for table, value in zip(tables, values)]
+            same = all(torch.equal(bits(ours[0]), bits(other)) for other in ours)
+            assert same or not nodes[0].replicated, f"%{values[0].name} = {nodes[0].op} in {nodes[0].module or 'the outermost module'} differs"
+            if same and alike is not None:
+                alike.add(values[0].name)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bytes of a dense tensor."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def memory(tensor: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def test_misuse_is_refused_with_a_reason():
     with pytest.raises(CaptureError, match="nothing to train"):
         frozen = gpt().requires_grad_(False)
         ph.plan(frozen, batch, optimizer=torch.optim.AdamW(gpt().parameters()) if False else torch.optim.AdamW(frozen.parameters()))
-    for option in ({"precision": "int8"}, {"grad_dtype": torch.int32}, {"zero_stage": 4}, {"recompute": "some"}, {"host_budget": 1}):
+    for option in ({"precision": "int8"}, {"grad_dtype": torch.int32}, {"zero_stage": 4}, {"recompute": "some"}, {"residency": "moon"}):
         with pytest.raises(UserError):
             ph.plan(model, batch, optimizer=torch.optim.AdamW(model.parameters()), **option)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -59,6 +59,12 @@ class Beside:
         """Forgets what was started and never waited for, after an error."""
         self.started.clear()
 
+    def finish(self) -> None:
+        """The same, once it has ended: whoever comes next may use its memory."""
+        for started in self.started.values():
+            started.ended(-1)
+        self.drop()
+
 
 class _Started:
     """A call under way, or in the queue."""

@@ -37,9 +37,9 @@ class CopyEngine:
         (self.out if tag in self.out.started else self.back).wait(tag)
 
     def drop(self) -> None:
-        """Forgets what was started and never waited for, after an error."""
-        self.out.drop()
-        self.back.drop()
+        """Lets what was started and never waited for end, after an error: the memory of those copies is the next run's."""
+        self.out.finish()
+        self.back.finish()
 
     def _start(self, direction: Beside, tag: str, source: Tensor, target: Tensor) -> None:
         self.copied_bytes += source.numel() * source.element_size()
