@@ -52,8 +52,8 @@ SECONDS = {name: 1.0 for name in ("v0", "v1", "v2", "g2", "g1", "g0")}
 
 
 def test_two_values_by_hand():
-    """v0 leaves when v1 is made, at 2, and is gone at 3. v1 leaves at 3, where it is needed again: its copies hide behind nothing. v0 comes back while
-    g2 is made."""
+    """v0 leaves when v1 is made, at 2, and is gone at 3. v1 leaves at 3, where it is needed again: its copies hide behind nothing. v0 comes back
+    while g2 is made."""
     graph = park(uniform_chain(3), on_host("v0", "v1"), SECONDS, SLOW, 1, 0)
     verify(graph)
     assert told(graph) == [
@@ -124,8 +124,8 @@ def test_what_is_not_saved_is_not_parked():
     assert park(graph, on_host("v2", "g2", "x", "nothing"), SECONDS, SLOW, 1, 0) is graph
 
 
-# A value with gaps and a view of it, masks, indices, a number, one that is read by its shape first, one that is read by its shape alone, one of which a
-# view is handed out, one that dies in the forward pass.
+# A value with gaps and a view of it, masks, indices, a number, one that is read by its shape first, one that is read by its shape alone, one of
+# which a view is handed out, one that dies in the forward pass.
 ODD = """graph first
 input %x: f32[3, 4] = batch "x"
 %memory: f32[3, 4]{6, 1} = aten.new_empty_strided.default(%x, [3, 4], [6, 1])

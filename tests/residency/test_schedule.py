@@ -125,7 +125,7 @@ def test_away_between_the_last_use_and_the_first(problem):
         how, a = problem.parked[s.value.name], found[s.value.name]
         assert s.last < a.gone <= a.fetch <= a.fetched <= a.back == s.first < len(problem.begins) - 1
         assert a.whole == (a.fetched if how.shard else a.fetch) <= a.back
-        assert how.host or a.gone == s.last + 1 and a.fetch == a.fetched
+        assert how.host or (a.gone == s.last + 1 and a.fetch == a.fetched)
         assert how.shard or a.fetched == a.back
 
 

@@ -39,7 +39,7 @@ def test_any_dtype_and_order_of_dims(value):
 
 
 def test_the_pace_of_the_link_is_kept():
-    """Two copies of 4 MiB at 200 MiB a second, 10 ms each before the first byte: 60 ms together, one after another. A busy machine may take longer."""
+    """Two copies of 4 MiB at 200 MiB a second, 10 ms each before the first byte: 60 ms together, one after another. A busy machine takes longer."""
     engine = CopyEngine(Link(0.01, 200 * 2**20))
     given, there = numbers(2**20), [torch.zeros(2**20), torch.zeros(2**20)]
     begin = time.monotonic()

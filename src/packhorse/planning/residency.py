@@ -11,7 +11,7 @@ behind the computation; with any lag, all of them. Those that are made first go 
 methods are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -20,14 +20,15 @@ import numpy as np
 
 from packhorse.device.device import Device
 from packhorse.errors import BudgetError, UserError
-from packhorse.graph.ir import Graph
+from packhorse.graph.ir import Graph, Node, Ref
+from packhorse.graph.operators import OWN_SLICE, is_tensor_collective
 from packhorse.mesh import Mesh
 from packhorse.planning.placement import Places, place
 from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order
 from packhorse.residency.park import begins_of, seconds_by_result
 from packhorse.residency.saved import KEPT, Parked, Residency, Saved, saved_values, slice_of
-from packhorse.residency.schedule import Pace, absences, pace_of
+from packhorse.residency.schedule import Absence, Pace, absences, leaving_order, pace_of, returning_order
 from packhorse.units import align_up, format_bytes, parse_bytes
 
 MODES = ("auto", "keep", "shard", "offload")
@@ -59,27 +60,39 @@ class Price:
         return self.arena_bytes + self.external_bytes
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The storage of a root: its space, bytes there, one past the last time at which it is alive, and when another result takes it over."""
+
+    space: str
+    size: int
+    upper: int
+    taken: int | None
+
+
 class Terrain:
     """One graph (an order of recomputation, before ZeRO's pass), on which sets of parked values are priced."""
 
     def __init__(self, graph: Graph, places: Places, in_place: bool, device: Device, mesh: Mesh):
-        self.graph, self.tp = graph, mesh.tp
+        self.graph, self.tp, self.device = graph, mesh.tp, device
         self.pace: Pace = pace_of(device, mesh.tp)
         self.begins = begins_of(graph, seconds_by_result(graph, device, mesh))
         placement = place(graph, places, in_place)
-        self.size: dict[str, tuple[str, int]] = {}  # root -> the space of its storage, and bytes there
-        change = {space: np.zeros(len(graph.nodes) + 2, dtype=np.int64) for space in ("arena", "external")}
+        made = {value.name: time for time, node in enumerate(graph.nodes) for value in node.outputs if value is not None}
+        self.stored: dict[str, Stored] = {}  # by root
+        self.alive = {space: np.zeros(len(graph.nodes) + 2, dtype=np.int64) for space in ("arena", "external")}
         for storage in placement.storages:
-            size = align_up(storage.size, 64) if storage.space == "arena" else storage.size
-            change[storage.space][storage.lower] += size
-            change[storage.space][min(storage.upper, len(graph.nodes) + 1)] -= size
-            self.size.update((root, (storage.space, size)) for root in storage.roots)
-        self.alive = {space: steps for space, steps in change.items()}
+            size, upper = align_up(storage.size, 64) if storage.space == "arena" else storage.size, min(storage.upper, len(graph.nodes) + 1)
+            _add(self.alive[storage.space], storage.lower, upper, size)
+            for root, successor in zip(storage.roots, (*storage.roots[1:], None)):
+                self.stored[root] = Stored(storage.space, size, upper, None if successor is None else made[successor])
+        # sums and gathers over tp that the computation waits for: behind gathers of slices that are under way
+        self.behind = [index for index, node in enumerate(graph.nodes) if device.levels and is_tensor_collective(node.op)]
 
     @cached_property
     def saved(self) -> list[Saved]:
-        """Values that may wait elsewhere, those that leave first first."""
-        return [s for s in saved_values(self.graph) if s.value.name in self.size]
+        """Values that may wait elsewhere, in the order in which they are made."""
+        return [s for s in saved_values(self.graph) if s.value.name in self.stored]
 
     def how(self, s: Saved, shard: bool, host: bool) -> Parked | None:
         """How a value waits where slices, the host or both are to be used; None: it gains nothing and stays."""
@@ -87,44 +100,72 @@ class Terrain:
         return Parked(cut, host) if cut or host else None
 
     def price(self, residency: Residency) -> Price:
-        """What the graph takes with these values parked."""
+        """What the graph takes with these values parked: no less than its lower bound in truth, and as a rule just that.
+
+        What is done between two nodes counts with one of them: a slice from the node before it is cut, and with the one before which it is gathered.
+        """
         parked = dict(residency.parked)
         those = [s for s in self.saved if s.value.name in parked]
         away = absences(those, parked, residency.depth, self.begins, self.pace)
         change = {space: steps.copy() for space, steps in self.alive.items()}
         on_host = 0
-        events: list[tuple[int, int, str, float]] = []  # node, kind (in the order of the program), root, seconds
         for s in those:
+            how, gone, stored = parked[s.value.name], away[s.value.name], self.stored[s.value.name]
+            cut = slice_of(s.value, self.tp)
+            whole, waiting = align_up(cut.extent_bytes * self.tp if how.shard else s.value.extent_bytes, 64), align_up(cut.extent_bytes, 64)
+            longer = how.shard and cut.extent_bytes * self.tp > s.value.extent_bytes
+            _add(change[stored.space], s.last + 1 if how.shard else gone.gone, stored.upper, -stored.size)
+            if longer and stored.taken is not None:  # what comes back has padding, and so nothing can take it over
+                _add(change["arena"], gone.whole, stored.taken + 1, whole)
+                _add(change["arena"], stored.taken, stored.upper, align_up(stored.size, 64))
+            else:
+                _add(change["arena"], gone.whole, stored.upper, whole)
+            if how.shard and how.host:
+                _add(change["arena"], s.last, gone.gone, waiting)
+                _add(change["arena"], gone.fetch, max(gone.back, gone.whole + 1), waiting)
+            elif how.shard:
+                _add(change["arena"], s.last, max(gone.back, gone.whole + 1), waiting)
+            if how.host:
+                on_host += waiting if how.shard else whole
+        arena, external = (int(change[space].cumsum()[: max(len(self.graph.nodes), 1)].max()) for space in ("arena", "external"))
+        return Price(arena, external, on_host, self.begins[-1] + self._held_up(those, parked, away))
+
+    def _held_up(self, those: Sequence[Saved], parked: Mapping[str, Parked], away: Mapping[str, Absence]) -> float:
+        """Seconds that the computation waits for copies and gathers, or cuts slices itself."""
+        events: list[tuple[int, str, str, float]] = []  # in the order of the pass at each node: node, stream, name, seconds (None: the wait)
+        waits = -1.0
+        for s in sorted(those, key=leaving_order):
             name, how, gone = s.value.name, parked[s.value.name], away[s.value.name]
-            space, size = self.size[name]
-            if gone.gone < gone.whole:
-                change[space][gone.gone] -= size
-                change[space][gone.whole] += size
-            waiting = align_up(slice_of(s.value, self.tp).extent_bytes, 64)
             if how.shard:
-                begin, end = (s.last, gone.back) if not how.host else (gone.fetch, gone.back)
-                change["arena"][begin] += waiting
-                change["arena"][end] -= waiting
-                events += [(gone.whole, 4, name, self.pace.gather_s(s.value)), (gone.back, 5, name, 0.0)]
+                events.append((s.last + 1, "computation", name, self._cutting_s(s)))
             if how.host:
                 took = self.pace.copy_s(self.pace.leaving(s, how))
-                on_host += waiting if how.shard else align_up(s.value.extent_bytes, 64)
-                events += [(s.last + 1, 0, name, took), (gone.gone, 1, name, 0.0), (gone.fetch, 2, name, took), (gone.fetched, 3, name, 0.0)]
-        arena, external = (int(change[space].cumsum()[: max(len(self.graph.nodes), 1)].max()) for space in ("arena", "external"))
-        return Price(arena, external, on_host, self.begins[-1] + self._stalls(sorted(events, key=lambda e: e[:2])))
-
-    def _stalls(self, events: Sequence[tuple[int, int, str, float]]) -> float:
-        """Seconds that the computation waits. Kinds: to the host, back, gathered: the start and the wait of each."""
+                events += [(s.last + 1, "out", name, took), (gone.gone, "out", name, waits)]
+        for s in sorted(those, key=returning_order):
+            name, how, gone = s.value.name, parked[s.value.name], away[s.value.name]
+            if how.host:
+                took = self.pace.copy_s(self.pace.leaving(s, how))
+                events += [(gone.fetch, "in", name, took), (gone.fetched, "in", name, waits)]
+            if how.shard:
+                events += [(gone.whole, "tp", name, self.pace.gather_s(s.value)), (gone.back, "tp", name, waits)]
+        if any(how.shard for how in parked.values()):
+            events += [(index, "tp", "", waits) for index in self.behind]
         waited = 0.0
-        free = [0.0] * 3
-        ends: dict[tuple[int, str], float] = {}
-        for node, kind, name, took in events:
-            now, stream = self.begins[node] + waited, kind // 2
-            if kind % 2 == 0:
-                ends[stream, name] = free[stream] = max(now, free[stream]) + took
+        free = {"out": 0.0, "in": 0.0, "tp": 0.0}
+        ends: dict[tuple[str, str], float] = {}
+        for node, stream, name, took in sorted(events, key=lambda event: event[0]):
+            now = self.begins[node] + waited
+            if stream == "computation":
+                waited += took
+            elif took == waits:
+                waited += max(0.0, ends.get((stream, name), free[stream]) - now)
             else:
-                waited += max(0.0, ends[stream, name] - now)
+                ends[stream, name] = free[stream] = max(now, free[stream]) + took
         return waited
+
+    def _cutting_s(self, s: Saved) -> float:
+        """What the computation takes to cut a value."""
+        return self.device.seconds(Node(OWN_SLICE, (Ref(s.value.name),), (), (slice_of(s.value, self.tp),)), self.graph.values)
 
     def everywhere(self, shard: bool, host: bool, depth: int, lag: float = float("inf"), most: int | None = None) -> Residency:
         """All values parked for which it helps; on the host those whose copies begin no more than `lag` seconds late, up to `most` bytes."""
@@ -219,6 +260,12 @@ def proposals(terrain: Terrain, limits: Limits, mesh: Mesh) -> Iterator[tuple[Re
             price = terrain.price(found)
             if limits.room is None or price.peak <= limits.room:
                 yield found, price
+
+
+def _add(steps: np.ndarray, lower: int, upper: int, size: int) -> None:
+    """Bytes more (or fewer) over [lower, upper), as changes from one node to the next."""
+    steps[lower] += size
+    steps[upper] -= size
 
 
 def discounted(facts: Facts, residency: Residency) -> Facts:
