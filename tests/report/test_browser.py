@@ -37,6 +37,7 @@ setTimeout(() => {
     return { found, texts };
   };
   const found = { offsets: seen("offsets"), bytes: seen("bytes"), left: tip.hidden, keys: [] };
+  for (const id of ["pool", "line"]) if (document.getElementById(id)) found[id] = seen(id);
   const canvas = document.querySelector("#bytes canvas");
   for (const key of ["ArrowDown", "ArrowLeft", "+", "0", "Escape"]) {
     canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
@@ -143,6 +144,46 @@ output %u = param "w1"
     dom, console = browse(page(by_hand(update=update), "a step"), PROBE.replace("STEP", "120"))
     found = found_in(dom)
     assert console == [] and {"%s", "%h1"} <= set(found["offsets"]["texts"])
+
+
+def test_what_waits_elsewhere_and_what_runs_beside_the_computation(parked, browse):
+    """Of 14 seconds the copy to the host has 4 to 6, the copy back 7 to 9, the gather 9 to 10; %.host.g lies in the pool from 6 to 12 of 23 calls."""
+    plan = parked()
+    dom, console = browse(page(plan, "a step"), PROBE.replace("STEP", "60"))
+    assert console == []
+    found = found_in(dom)
+    streams = {"to host g": (4, 6, "to-host"), "from host g": (7, 9, "from-host"), "gather h": (9, 10, "tp")}
+    assert set(found["line"]["texts"]) == set(streams)
+    for name, (begin, end, stream) in streams.items():
+        lines = found["line"]["texts"][name].splitlines()
+        assert f"{stream.replace('-', ' ')}: {end - begin} s, from {begin} s to {end} s of first" in lines
+        pixels = Counter(pixel for n, pixel in found["line"]["found"] if n == name)
+        assert pixels.most_common(1)[0][0] == colour(stream), name
+    assert "started by forward packhorse.to_host.default down m.py:3, time 6" in found["line"]["texts"]["to host g"].splitlines()
+    assert found["line"]["texts"]["gather h"].splitlines()[0].split() == ["gather", "h", "16.000", "KiB"]
+
+    text = found["pool"]["texts"]["%.host.g"].splitlines()
+    assert text[1] == "saved value on the host" and text[-3] == "times 6 to 11, offset 0 B of the host's pool"
+    assert set(found["pool"]["texts"]) == {"%.host.g"} and text[-1].endswith("; on the host: 32.000 KiB")
+    kinds = {"%.slice.h": "slice", "%g": "leaving", "%.whole.h": "back", "%k": "kept"}
+    for name, kind in kinds.items():
+        pixels = Counter(pixel for n, pixel in found["offsets"]["found"] if n == name)
+        assert pixels.most_common(1)[0][0] == colour(kind), name
+    assert found["offsets"]["texts"]["%.slice.h"].splitlines()[1] == "slice of a saved value, this rank's part"
+
+
+def test_the_time_line_shows_the_stretch_that_the_others_show(parked, browse):
+    """Over half of the line, from 4 to 11 seconds, is calls 7 to 15 of the other pictures."""
+    drag = """setTimeout(() => {
+      const canvas = document.querySelector("#line canvas"), box = canvas.getBoundingClientRect();
+      const at = (second) => ({ clientX: box.left + 62 + (second / 14) * (box.width - 76), clientY: box.top + 40 });
+      for (const [kind, second] of [["pointerdown", 5.9], ["pointermove", 8], ["pointerup", 10.9]]) canvas.dispatchEvent(new PointerEvent(kind, at(second)));
+      const pre = document.body.appendChild(document.createElement("pre"));
+      pre.id = "found";
+      pre.textContent = btoa(JSON.stringify(document.getElementById("view").textContent));
+    }, 50);"""
+    dom, console = browse(page(parked(), "a step"), drag)
+    assert console == [] and found_in(dom) == "first 8 to 16"
 
 
 def test_an_error_on_the_page_would_be_seen(by_hand, browse):

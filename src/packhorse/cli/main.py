@@ -109,12 +109,14 @@ def report(
 ) -> None:
     """Write one HTML page that opens offline: bytes over the step by category, the arena as time x offset, what is made again."""
     from packhorse.cli.planned import plan_of, sizes_of
+    from packhorse.report.measured import measured_of
     from packhorse.report.page import check_target, write_report
 
     target = out or (source if source.is_dir() else Path()) / "report.html"
     check_target(target)
     title = f"packhorse: {sizes_of(source, overrides or [], gpus)}"
-    made = write_report(plan_of(source, overrides or [], gpus), target, title)
+    measured = measured_of(source) if source.is_dir() and not overrides and gpus is None else None  # of this very plan
+    made = write_report(plan_of(source, overrides or [], gpus), target, title, measured)
     typer.echo(json.dumps({"path": str(made), "bytes": made.stat().st_size}) if as_json else str(made))
 
 

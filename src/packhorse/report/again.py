@@ -7,7 +7,7 @@ from packhorse.device.device import Device
 from packhorse.graph.ir import Graph
 from packhorse.graph.liveness import lifespans, reads
 from packhorse.planning.flops import node_flops
-from packhorse.report.kinds import original
+from packhorse.planning.waiting import original
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,26 @@ from string import Template
 from packhorse.errors import UserError
 from packhorse.planning.budget import budget_bytes
 from packhorse.planning.plan import Plan
+from packhorse.planning.step_seconds import step_seconds
+from packhorse.planning.waiting import tally
 from packhorse.report.again import made_again
-from packhorse.report.bands import Instant, bands_at, most_of_bands, peak_instant
+from packhorse.report.bands import Instant, alive_bytes, bands_at, most_of_bands, peak_instant
+from packhorse.report.beside import measured_section, pool_section, streams_section
 from packhorse.report.data import page_data, script_safe
-from packhorse.report.table import Cell, table
+from packhorse.report.kinds import ON_HOST, stays_on_host
+from packhorse.report.measured import Measured
+from packhorse.report.table import Cell, swatch, table
 from packhorse.units import format_bytes
 
-_SCRIPTS = ("step.js", "plot.js", "pictures.js", "pointing.js")  # one after another, in one scope
+_SCRIPTS = ("step.js", "plot.js", "pictures.js", "line.js", "pointing.js")  # one after another, in one scope
 _LARGEST = 10
 _AGAIN_ROWS = 40
 
 
-def write_report(plan: Plan, path: Path | str, title: str = "packhorse: the plan of a training step") -> Path:
+def write_report(plan: Plan, path: Path | str, title: str = "packhorse: the plan of a training step", measured: Measured | None = None) -> Path:
     """Write the page of a plan to `path` and return it. What was there before is replaced only when the new page is whole.
+
+    measured: of the run whose plan it is.
 
     Raises UserError if the folder does not exist, or if the file cannot be written.
     """
@@ -35,7 +42,7 @@ def write_report(plan: Plan, path: Path | str, title: str = "packhorse: the plan
     check_target(path)
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(page(plan, title), encoding="utf-8")
+        part.write_text(page(plan, title, measured), encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
         with suppress(OSError):
@@ -52,7 +59,7 @@ def check_target(path: Path) -> None:
         raise UserError(f"cannot write the report {path}: there is no folder {path.parent}; make it first, or give another file with --out")
 
 
-def page(plan: Plan, title: str) -> str:
+def page(plan: Plan, title: str, measured: Measured | None = None) -> str:
     """The page as text. All names that come from the user are escaped; the page forbids itself every script but its own."""
     script, instant = _script(), peak_instant(plan)
     return Template(_part("template.html")).substitute(
@@ -71,6 +78,9 @@ def page(plan: Plan, title: str) -> str:
         again=_again(plan),
         largest=_largest(plan, instant),
         programs=_programs(plan),
+        measured=measured_section(plan, measured),
+        pool=pool_section(plan),
+        line=streams_section(plan, step_seconds(plan)),
     )
 
 
@@ -86,6 +96,8 @@ def _part(name: str) -> str:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """What the header says besides the peak."""
     limit = budget_bytes(plan.options.budget, plan.keep_everything_bytes)
+    elsewhere = [("Saved values on the host", format_bytes(plan.host_bytes))] if plan.host_bytes else []
+    elsewhere += [("Sent to other ranks each step", format_bytes(plan.comm_bytes))] if plan.comm_bytes else []
     return [
         ("Budget", str(plan.options.budget or "none") if limit is None else format_bytes(limit)),
         ("Peak if everything is kept", format_bytes(plan.keep_everything_bytes)),
@@ -94,6 +106,8 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         (f"Predicted step on {plan.device.name}", f"{plan.seconds:.4g} s"),
         ("of which recomputation", f"{plan.overhead_seconds:.4g} s"),
         ("Micro-batches", str(plan.options.num_micro_batches)),
+        ("Residency of saved values", plan.options.residency),
+        *elsewhere,
     ]
 
 
@@ -106,7 +120,9 @@ def _instant(plan: Plan, instant: Instant) -> str:
         text += f" ({escape(' '.join(part for part in (node.phase, node.op, node.module and 'in ' + node.module, node.source) if part))})"
     text += f": {format_bytes(instant.num_bytes)}."
     over = plan.peak_bytes - instant.num_bytes
-    if over:
+    if over < 0:
+        text += f" {format_bytes(-over)} of that lie in memory of gradients that are not made yet, which the peak counts once."
+    if over > 0:
         text += f" The peak is {format_bytes(over)} above that: arena and external tensors are each reserved at their most, gaps included."
     return text
 
@@ -120,19 +136,30 @@ def _legend(plan: Plan, instant: Instant) -> str:
             kind = name.removeprefix("external ")
             label = _MEANING.get(kind, kind) + (", allocated by its kernel" if kind != name else "")
             figures = (format_bytes(num_bytes), f"{num_bytes / max(instant.num_bytes, 1):.1%}", format_bytes(most[name]))
-            rows.append([Cell(label, before=_swatch(kind, kind != name)), *(Cell(figure, "number") for figure in figures)])
+            rows.append([Cell(label, before=swatch(kind, kind != name)), *(Cell(figure, "number") for figure in figures)])
     total = [Cell("alive at the peak instant"), Cell(format_bytes(instant.num_bytes), "number"), Cell(""), Cell("")]
     heads = [Cell("category"), *(Cell(head, "number") for head in ("at the peak instant", "share", "at its most"))]
-    return table(heads, rows, foot=total)
+    if plan.host_bytes:
+        planned = plan.programs[instant.program]
+        now = alive_bytes(stays_on_host(planned), max(len(planned.graph.nodes), 1))[instant.time]
+        cells = [Cell(format_bytes(now), "number"), Cell("besides", "number"), Cell(format_bytes(plan.host_bytes), "number")]
+        rows.append([Cell("saved values on the host", before=swatch(ON_HOST)), *cells])
+    return table(heads, rows, foot=total) + _waits(plan)
 
 
-def _swatch(kind: str, external: bool) -> str:
-    return f'<span class="swatch{" external" if external else ""}" style="--colour:var(--{kind.replace(" ", "-")})"></span>'
+def _waits(plan: Plan) -> str:
+    """Where saved values wait, in one line."""
+    told = tally(planned.graph for planned in plan.programs.values()).in_words(plan.options)
+    return f"<p>{escape(told[0].upper() + told[1:])}.</p>" if told else ""
 
 
 _MEANING = {
     "kept": "kept from forward to backward",
     "recomputed": "recomputed",
+    "slice": "saved values as slices over tp",
+    "leaving": "saved values until they leave",
+    "back": "saved values that came back",
+    "gathered": "gathered parameters",
     "temporary": "temporaries",
     "output": "outputs",
     "scratch": "scratch of kernels",
@@ -187,7 +214,7 @@ def _largest(plan: Plan, instant: Instant) -> str:
             [
                 Cell(stay.name if stay.kind == "scratch" else f"%{stay.name}", "code"),
                 Cell(format_bytes(stay.size), "number"),
-                Cell(stay.kind + (", external" if stay.offset is None else ""), before=_swatch(stay.kind, stay.offset is None)),
+                Cell(stay.kind + (", external" if stay.offset is None else ""), before=swatch(stay.kind, stay.offset is None)),
                 Cell(node.module or "(outermost)", "code"),
                 Cell(node.source, "code"),
                 Cell(f"{node.phase} {node.op}", "code"),

@@ -1,11 +1,11 @@
-// The two pictures: what is at a place in them, and how they are drawn.
+// The pictures of bytes: what is at a place in them, and how they are drawn.
 
 // ---- what is at a place
-const stayOf = (program, index) =>
-  Object.fromEntries(Object.entries(program.stays).map(([key, column]) => [key, column[index]]));
+const stayOf = (program, index, where = "stays") =>
+  Object.fromEntries(Object.entries(program[where]).map(([key, column]) => [key, column[index]]));
 
-function aliveAt({ program, time }) {
-  const { lower, upper } = program.stays;
+function aliveAt({ program, time }, where = "stays") {
+  const { lower, upper } = program[where];
   const found = [];
   for (let i = 0; i < lower.length; i++) if (lower[i] <= time && time < upper[i]) found.push(i);
   return found;
@@ -32,15 +32,27 @@ function pickBytes(plot, x, y) {
   return moment;
 }
 
-function pickOffset(plot, x, y) {
+// where: "stays" of the device, or the host's "pool"
+const pickOffset = (where) => (plot, x, y) => {
   const moment = momentOf(plot.axisAt(x));
   const bytes = plot.bytesAt(y);
-  const { offset, size } = moment.program.stays;
-  const index = aliveAt(moment).find((i) => offset[i] >= 0 && offset[i] <= bytes && bytes < offset[i] + size[i]);
-  return index === undefined ? moment : { ...moment, stay: stayOf(moment.program, index) };
+  const { offset, size } = moment.program[where];
+  const index = aliveAt(moment, where).find((i) => offset[i] >= 0 && offset[i] <= bytes && bytes < offset[i] + size[i]);
+  return index === undefined ? moment : { ...moment, stay: stayOf(moment.program, index, where) };
+};
+
+// ---- the mark of a tensor: its rectangle, or its times on the strip below
+const rectangle = (where) => (plot, program, stay) => {
+  if (stay.offset < 0 || (stay.kind === ON_HOST) !== (where === "pool")) return null;
+  return [plot.x(program, stay.lower) - 1, plot.y(stay.offset + stay.size) - 1, plot.x(program, stay.upper) + 1, plot.y(stay.offset) + 1];
+};
+
+function stretch(plot, program, stay) {
+  const [left, low] = [plot.x(program, stay.lower), MARGIN.top + plot.height];
+  return [left, low + 3, Math.max(plot.x(program, stay.upper), left + 2), low + 19];
 }
 
-// ---- the two drawings
+// ---- the drawings
 function hatch(pen, name) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
@@ -95,9 +107,28 @@ function drawBytes(plot, pen) {
       samples.forEach(({ time }, i) => (tops[i] -= program.bands[b][time]));
     }
   }
+  if (plan.host && plan.host <= plot.top) drawOnHost(plot, pen);
   level(plot, pen, plan.peak, "ink", `peak ${format(plan.peak)}`, 5);
   if (plan.budget !== null && plan.budget <= plot.top) level(plot, pen, plan.budget, "budget", `budget ${format(plan.budget)}`, -6);
   else if (plan.budget !== null) note(plot, pen, MARGIN.top + 12, "budget", `budget ${format(plan.budget)}: above this picture`);
+}
+
+// a line above the bands: what lies on the host is not part of their height
+function drawOnHost(plot, pen) {
+  for (const [style, width] of [["ground", 5], ["on the host", 2.5]]) {
+    pen.strokeStyle = colour(style);
+    pen.lineWidth = width;
+    for (const program of plot.visible()) {
+      if (!program.pool.size.length) continue;
+      pen.beginPath();
+      for (const { left, right, time } of samplesOf(plot, program)) {
+        pen.lineTo(left, plot.y(program.onHost[time]));
+        pen.lineTo(right, plot.y(program.onHost[time]));
+      }
+      pen.stroke();
+    }
+  }
+  pen.lineWidth = 1;
 }
 
 function level(plot, pen, bytes, name, text, shift) {
@@ -124,12 +155,12 @@ function note(plot, pen, y, name, text) {
   pen.fillText(text, MARGIN.left + plot.width - 6, y);
 }
 
-function drawOffsets(plot, pen) {
+const drawOffsets = (where) => (plot, pen) => {
   const fills = kinds.map(colour);
   const ground = colour("ground");
   pen.lineWidth = 1;
   for (const program of plot.visible()) {
-    const { lower, upper, size, offset, kind } = program.stays;
+    const { lower, upper, size, offset, kind } = program[where];
     for (let i = 0; i < lower.length; i++) {
       if (offset[i] < 0) continue;
       const left = plot.x(program, lower[i]);
@@ -144,4 +175,4 @@ function drawOffsets(plot, pen) {
       pen.strokeRect(left, top, width, height);
     }
   }
-}
+};

@@ -1,7 +1,8 @@
 // A picture: axes, a canvas, and marks above it that cost no redrawing.
 class Plot {
-  constructor(id, label, top, draw, pick) {
-    Object.assign(this, { top, base: 0, draw, pick, host: document.getElementById(id) });
+  // frame: (plot, program, stay) -> where its mark is, [left, top, right, bottom], or null
+  constructor(id, label, top, draw, pick, frame) {
+    Object.assign(this, { top, base: 0, draw, pick, frame, host: document.getElementById(id) });
     this.canvas = this.add("canvas");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");

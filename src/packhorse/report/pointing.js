@@ -33,18 +33,29 @@ function describeStay(program, stay) {
   line(words[module[stay.node]] ? `module ${words[module[stay.node]]}` : "outermost module");
   line(words[source[stay.node]]);
   line(`${words[phase[stay.node]]} ${words[op[stay.node]]}`);
-  const where = stay.offset < 0 ? "allocated by its kernel" : `offset ${format(stay.offset)}`;
+  const where = stay.offset < 0 ? "allocated by its kernel" : `offset ${format(stay.offset)}${stay.kind === ON_HOST ? " of the host's pool" : ""}`;
   line(`times ${stay.lower} to ${Math.max(stay.upper - 1, stay.lower)}, ${where}`);
 }
 
-function describe({ program, time, stay, band, size }) {
+function describeEvent(program, event) {
+  const { stream, name, node, begin, end, bytes } = program.line;
+  const { op, phase, module, source } = program.nodes;
+  const kind = streams[stream[event]];
+  title(name[event], bytes[event], kind, false);
+  line(`${kind}: ${inSeconds(end[event] - begin[event])}, from ${inSeconds(begin[event])} to ${inSeconds(end[event])} of ${program.name}`);
+  line(`started by ${[phase, op, module, source].map((column) => words[column[node[event]]]).filter(Boolean).join(" ")}, time ${node[event]}`);
+}
+
+function describe({ program, time, stay, band, size, event, timed }) {
   tip.replaceChildren();
+  if (event !== undefined) describeEvent(program, event);
   if (stay) describeStay(program, stay);
   if (band) title(band.name, size, band.colour, false);
   const { op, phase, module, source } = program.nodes;
   const now = op.length ? [phase[time], op[time], module[time], source[time]].map((i) => words[i]).filter(Boolean).join(" ") : "nothing runs";
   line(`${program.name}, time ${time} of ${program.end}: ${now}`, "rest");
-  line(`alive: ${format(program.total[time])}`, "rest");
+  if (timed) line(`${inSeconds(program.line.positions[time])} of ${program.name}${waitsAt(program, time) ? ": the computation waits" : ""}`, "rest");
+  line(`alive: ${format(program.total[time])}${plan.host ? `; on the host: ${format(program.onHost[time])}` : ""}`, "rest");
 }
 
 function show(hit, clientX, clientY) {
@@ -58,11 +69,9 @@ function show(hit, clientX, clientY) {
   for (const plot of plots) {
     const [middle, low] = [plot.x(program, time + 0.5), MARGIN.top + plot.height];
     plot.place(plot.cursor, middle, MARGIN.top, middle + 1, low);
-    if (stay && (plot === offsets ? stay.offset >= 0 : true)) {
-      const [left, till] = [plot.x(program, stay.lower), plot.x(program, stay.upper)];
-      if (plot === offsets) plot.place(plot.mark, left - 1, plot.y(stay.offset + stay.size) - 1, till + 1, plot.y(stay.offset) + 1);
-      else plot.place(plot.mark, left, low + 3, Math.max(till, left + 2), low + 19);
-    } else plot.mark.hidden = true;
+    const frame = stay ? plot.frame(plot, program, stay) : null;
+    if (frame) plot.place(plot.mark, ...frame);
+    else plot.mark.hidden = true;
   }
 }
 
@@ -87,10 +96,11 @@ function press(event, plot) {
   event.preventDefault();
   action();
   if (event.key === "Escape") return hide();
-  const sizes = spot.program.stays.size;
-  const alive = aliveAt(spot).filter((i) => plot !== offsets || spot.program.stays.offset[i] >= 0).sort((a, b) => sizes[b] - sizes[a]);
+  const where = plot.host.id === "pool" ? "pool" : "stays";
+  const { size, offset } = spot.program[where];
+  const alive = aliveAt(spot, where).filter((i) => plot !== offsets || offset[i] >= 0).sort((a, b) => size[b] - size[a]);
   spot.rank = Math.min(spot.rank, Math.max(alive.length - 1, 0));
-  const stay = alive.length ? stayOf(spot.program, alive[spot.rank]) : undefined;
+  const stay = alive.length ? stayOf(spot.program, alive[spot.rank], where) : undefined;
   const box = plot.canvas.getBoundingClientRect();
   show({ ...spot, stay }, box.left + plot.x(spot.program, spot.time), box.bottom);
 }
@@ -138,9 +148,15 @@ function paint() {
 const mostArena = Math.max(1, ...programs.map(({ stays }) => stays.size.reduce((most, size, i) => (stays.offset[i] < 0 ? most : Math.max(most, stays.offset[i] + size)), 0)));
 const roof = plan.budget !== null && plan.budget <= 1.6 * plan.peak ? Math.max(plan.budget, plan.peak) : plan.peak;
 const described = "Hover or use the arrow keys to read tensors; the tables hold the figures.";
-const bytes = new Plot("bytes", `Bytes alive over the step, stacked by category. ${described}`, Math.max(roof, 1) * 1.1, drawBytes, pickBytes);
-const offsets = new Plot("offsets", `The arena as time by offset, one rectangle a tensor. ${described}`, mostArena * 1.02, drawOffsets, pickOffset);
+const bytes = new Plot("bytes", `Bytes alive over the step, stacked by category. ${described}`, Math.max(roof, 1) * 1.1, drawBytes, pickBytes, stretch);
+const arena = [drawOffsets("stays"), pickOffset("stays"), rectangle("stays")];
+const offsets = new Plot("offsets", `The arena as time by offset, one rectangle a tensor. ${described}`, mostArena * 1.02, ...arena);
 const plots = [bytes, offsets];
+if (document.getElementById("pool")) {
+  const pool = [drawOffsets("pool"), pickOffset("pool"), rectangle("pool")];
+  plots.push(new Plot("pool", `The host's pool as time by offset, one rectangle a tensor. ${described}`, plan.host * 1.02, ...pool));
+}
+if (document.getElementById("line")) plots.push(new TimeLine("line", `Computation and what runs beside it, over predicted seconds. ${described}`));
 let drawn = 0;
 new ResizeObserver(() => {
   if (document.body.clientWidth === drawn) return;

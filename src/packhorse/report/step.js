@@ -2,6 +2,7 @@
 
 const plan = JSON.parse(document.getElementById("plan").textContent);
 const { kinds, words, programs } = plan;
+const ON_HOST = kinds.length - 1; // in the host's pool, and in no band
 const MARGIN = { left: 62, right: 14, top: 26, bottom: 54 };
 const LEAST_SHARE = 0.07; // of the width, so that a program of two calls can still be seen
 
@@ -25,22 +26,27 @@ function momentOf(axis) {
 // ---- bands: bytes by time, persistent first, then the arena's kinds, then what kernels allocate
 const bands = [
   ...plan.persistent.map(([name, bytes]) => ({ name, colour: name, bytes })),
-  ...kinds.map((name, kind) => ({ name, colour: name, kind, external: false })),
-  ...kinds.map((name, kind) => ({ name, colour: name, kind, external: true })),
+  ...kinds.slice(0, ON_HOST).map((name, kind) => ({ name, colour: name, kind, external: false })),
+  ...kinds.slice(0, ON_HOST).map((name, kind) => ({ name, colour: name, kind, external: true })),
 ];
+function bytesOver(program, { lower, upper, size }, counts) {
+  const at = new Float64Array(program.end + 1);
+  for (let i = 0; i < lower.length; i++) {
+    if (!counts(i)) continue;
+    at[lower[i]] += size[i];
+    at[Math.min(upper[i], program.end)] -= size[i];
+  }
+  for (let t = 1; t <= program.end; t++) at[t] += at[t - 1];
+  return at;
+}
 for (const program of programs) {
-  const { lower, upper, size, offset, kind } = program.stays;
-  program.bands = bands.map((band) => {
-    const at = new Float64Array(program.end + 1);
-    if (band.kind === undefined) return at.fill(band.bytes);
-    for (let i = 0; i < lower.length; i++) {
-      if (kind[i] !== band.kind || offset[i] < 0 !== band.external) continue;
-      at[lower[i]] += size[i];
-      at[Math.min(upper[i], program.end)] -= size[i];
-    }
-    for (let t = 1; t <= program.end; t++) at[t] += at[t - 1];
-    return at;
-  });
+  const { offset, kind } = program.stays;
+  program.bands = bands.map((band) =>
+    band.kind === undefined
+      ? new Float64Array(program.end + 1).fill(band.bytes)
+      : bytesOver(program, program.stays, (i) => kind[i] === band.kind && offset[i] < 0 === band.external),
+  );
+  program.onHost = bytesOver(program, program.pool, () => true);
   program.total = Float64Array.from({ length: program.end }, (_, t) => program.bands.reduce((sum, band) => sum + band[t], 0));
 }
 
@@ -71,4 +77,15 @@ function colour(name) {
   if (!palette.has(name)) palette.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name.replaceAll(" ", "-")}`).trim());
   return palette.get(name);
 }
-const meaning = { kept: "kept from forward to backward", recomputed: "recomputed", temporary: "temporary", output: "output", scratch: "scratch of a kernel" };
+const meaning = {
+  kept: "kept from forward to backward",
+  recomputed: "recomputed",
+  slice: "slice of a saved value, this rank's part",
+  leaving: "saved value, until it leaves",
+  back: "saved value that came back",
+  gathered: "gathered parameters",
+  temporary: "temporary",
+  output: "output",
+  scratch: "scratch of a kernel",
+  "on the host": "saved value on the host",
+};

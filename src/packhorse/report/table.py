@@ -18,6 +18,11 @@ class Cell:
         return f"<{tag}{kind}{extra}>{self.before}{escape(self.text)}</{tag}>"
 
 
+def swatch(kind: str, external: bool = False) -> str:
+    """A square in the colour of a kind or a stream; hatched for what kernels allocate."""
+    return f'<span class="swatch{" external" if external else ""}" style="--colour:var(--{kind.replace(" ", "-")})"></span>'
+
+
 def table(heads: Sequence[Cell], rows: Sequence[Sequence[Cell]], *, foot: Sequence[Cell] = (), caption: str = "") -> str:
     """A `<table>` that scrolls sideways where it is wider than the page."""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
