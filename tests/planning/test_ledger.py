@@ -5,6 +5,8 @@ import torch
 
 import packhorse as ph
 from packhorse.graph.loss_rows import FUSED
+from packhorse.models.gpt import GPT
+from packhorse.residency.saved import saved_values
 from zoo import batch_for, gpt
 
 pytestmark = pytest.mark.cpu
@@ -63,6 +65,33 @@ def test_parameters_that_the_optimizer_does_not_hold_keep_their_gradient_only():
     moved = {n for n, p in model.named_parameters() if not torch.equal(before[n], p)}
     assert moved == {n for n, _ in model.named_parameters() if n.startswith("blocks.0")}
     assert set(step.grads()) == {n for n, _ in model.named_parameters()}
+
+
+def test_what_waits_on_the_host_is_no_line_of_the_peak_and_is_back_in_the_backward_pass():
+    """Five outputs of a ReLU, 4 x 8 floats each."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(5)))
+    options = {"residency": "offload", "host_budget": "1GiB", "loss": lambda output, batch: output.square().mean()}
+    plan = ph.plan(model, torch.zeros(4, 8), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    ledger = plan.to_dict()
+    assert sum(ledger["lines"].values()) == ledger["peak_bytes"]
+    assert (ledger["offloaded_values"], ledger["offloaded_bytes"], ledger["sharded_values"]) == (5, 5 * 128, 0)
+    assert ledger["host_bytes"] == 5 * 128 and ledger["lines"]["arena: saved values"] == 0
+    back = [item for item in ledger["alive"] if item["kind"] == "saved value, back"]
+    assert back and sum(item["bytes"] for item in back) == ledger["lines"]["arena: saved values that came back"]
+    assert "residency (offload): 5 saved values of 640 B on the host" in str(plan)
+    assert "the device file cpu has no host_link, so copies to and from the host take no time here" in str(plan)
+
+
+def test_slices_are_saved_values_and_gathers_of_them_no_parameters():
+    model, mesh = GPT(vocab=61, layers=1, width=32, heads=4, seq_len=16).train(), ph.Mesh(dp=1, tp=2)
+    plan = plan_of(model, residency="shard", mesh=mesh, rank=0)
+    ledger = plan.to_dict()
+    kept = saved_values(plan_of(model, residency="keep", mesh=mesh, rank=0).programs["first"].graph)
+    cut = [s.value.extent_bytes for s in kept if s.replicated and s.value.extent_bytes > 64]
+    assert (ledger["sharded_values"], ledger["sharded_bytes"], ledger["offloaded_bytes"]) == (len(cut), sum(cut), 0)
+    saved = sum(item["bytes"] for item in ledger["alive"] if item["kind"] in ("saved value", "saved value, slice"))
+    assert saved == ledger["lines"]["arena: saved values"] and ledger["lines"]["arena: gathered parameters"] == 0
+    assert "the device file cpu has no levels, so collectives beside the computation (tp" in str(plan)
 
 
 def test_predicted_seconds_are_told_with_their_band_where_links_are_known():

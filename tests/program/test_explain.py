@@ -51,6 +51,46 @@ def test_each_start_has_its_wait_behind_it():
             assert not started
 
 
+class Waves(torch.nn.Module):
+    """44 sines, each of which saves its argument, and the square that saves its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        x = x * self.scale
+        for _ in range(44):
+            x = torch.sin(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def offloaded():
+    model = Waves()
+    options = {"residency": "offload", "host_budget": "1GiB", "loss": lambda output, batch: output.square().mean()}
+    return ph.plan(model, torch.zeros(4, 8), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def test_copies_are_shown_as_collectives_are_with_their_bytes(offloaded):
+    shown = explain(offloaded, "program")
+    for way in ("to", "from"):
+        started = re.findall(rf"\n +(\d+)  start  {way} host (\S+): copies (\d+) bytes  (\S+) <- packhorse.{way}_host", shown)
+        waited = {name: int(time) for time, name in re.findall(rf"\n +(\d+)  wait   {way} host (\S+)  #", shown)}
+        assert [int(size) for _, _, size, _ in started] == [4 * 8 * 4] * 45
+        assert {name for _, name, _, _ in started} == set(waited) and all(int(time) < waited[name] for time, name, _, _ in started)
+        assert all(("@[host+" if way == "to" else "@[arena+") in where for _, _, _, where in started)
+
+
+def test_the_plan_shows_where_saved_values_wait_and_sums_the_rest(offloaded):
+    before, _, shown = explain(offloaded, "plan").partition("where saved values wait\n")
+    table = shown.split("\nprogram ")[0].splitlines()
+    assert len(table) == 1 + 40 + 1
+    assert table[1].split()[:6] == ["128", "0", "128", "on", "the", "host"] and "test_explain.py" in table[1]
+    assert " ".join(table[-1].split()) == "640 0 640 on the host 5 smaller ones"
+    assert "packhorse.to_host" not in before
+
+
 @pytest.mark.parametrize(("stage", "times"), [(0, 2), (1, 2), (2, 2)])
 def test_what_is_shown_to_be_sent_is_what_zero_says(stage, times):
     """2 Psi (N - 1) / N without gathers in between; the losses of the two ranks and the greeting besides."""

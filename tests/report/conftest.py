@@ -78,7 +78,10 @@ output %dw2 = grad "w2"
 LINKED = replace(DEVICE, host_link=Link(0.0, 16384.0), levels=(Level("pair", 2, Link(0.5, 32768.0)),))
 
 
-def plan_by_hand(*, text=TEXT, budget=None, in_place=False, device=DEVICE, mesh=Mesh(), residency="auto", **programs):
+ALONE = Mesh()
+
+
+def plan_by_hand(*, text=TEXT, budget=None, in_place=False, device=DEVICE, mesh=ALONE, residency="auto", **programs):
     """The plan of the graph; further programs by name, as text. In place makes %g1, %d2 and %dh take storages over."""
     graphs = {name: parse_graph(given) for name, given in {"first": text, **programs}.items()}
     for graph in graphs.values():

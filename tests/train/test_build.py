@@ -161,6 +161,16 @@ def test_the_plan_is_asked_for_with_the_settings_of_the_mesh():
     assert asked["tensor_plan"] is None and not asked["sequence_parallel"]
 
 
+def test_the_plan_is_asked_for_with_the_settings_of_memory():
+    asked = {}
+    engine = SimpleNamespace(plan=lambda model, batch, **options: asked.update(options))
+    memory = {"recompute": "blocks", "budget": "70%", "residency": "offload", "host_budget": "1GiB"}
+    build_plan(config_from_dict({"memory": memory}), engine, None, None)
+    assert {name: asked[name] for name in memory} == memory
+    build_plan(config_from_dict({}), engine, None, None)
+    assert (asked["residency"], asked["host_budget"]) == ("auto", None)
+
+
 @pytest.mark.parametrize(("dp", "eval_batches"), [(1, 5), (2, 4), (2, 5), (3, 5), (4, 3)])
 def test_the_mean_over_ranks_of_validation_is_the_mean_over_all_batches(texts, dp, eval_batches):
     corpus = load_corpus(str(texts))

@@ -102,7 +102,7 @@ class Tally:
     def in_words(self, options: Options) -> str:
         """One line; "" where nobody asked for it and everything waits in place."""
         told = ", ".join(self._group(way) for way in (SLICE, HOST, SLICE_ON_HOST) if self.of(way))
-        if options.residency == "shard" and self._sharded() < NEXT_TO_NOTHING * sum(w.num_bytes for w in self.found):
+        if options.residency == "shard" and self._sharded() <= NEXT_TO_NOTHING * sum(w.num_bytes for w in self.found):
             some = self.of(SLICE, SLICE_ON_HOST)
             alike = f"no more than {len(some)} of {len(self.found)} saved values ({format_bytes(self._sharded())})" if some else "no saved value"
             return (
