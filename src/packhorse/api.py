@@ -2,35 +2,25 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
-from packhorse.capture.batch import canonical, signature, tensors_of
-from packhorse.capture.capture import Captured, capture
+from packhorse.capture.batch import canonical, tensors_of
 from packhorse.capture.dtypes import SHORT
-from packhorse.capture.flat_storage import Owned, Widths, flat_storage
+from packhorse.capture.flat_storage import Widths
 from packhorse.capture.precision import PRECISIONS, is_narrow
-from packhorse.capture.tensor_plan import sharding_of
-from packhorse.capture.trace import distinct
-from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
 from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
-from packhorse.graph.ir import Graph
 from packhorse.mesh import Mesh
-from packhorse.parallel.partition import Partition
-from packhorse.parallel.units import units_of
-from packhorse.parallel.zero import Zero, gather_updated, loss_graph
 from packhorse.planning.budget import budget_bytes
-from packhorse.planning.choose import MICRO, make_plan
-from packhorse.planning.persistent import Persistent, holds_models_own
+from packhorse.planning.persistent import holds_models_own
 from packhorse.planning.plan import Options, Plan
 from packhorse.planning.residency import check_mode, host_budget_bytes
 from packhorse.recompute.table import METHODS
-from packhorse.runtime.job import Job, group_structure, modes_of
 from packhorse.runtime.step import Step
+from packhorse.step_plan import plan_step
 
 
 def plan(
@@ -95,62 +85,11 @@ def plan(
     check_mode(residency, mesh, host_budget)
     host_budget_bytes(host_budget, 0)
     widths = _widths(model, precision, grad_dtype)
-    check_optimizer(model, optimizer)
-    check_parameters(model)
-    sharding = sharding_of(model, mesh, rank, tensor_plan, sequence_parallel)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
     micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
-    given = signature(sample)
-    parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
-    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, zero_stage < 2 or mesh.dp == 1, sharding)
-    partition = None
-    if mesh.world_size > 1:
-        partition = Partition(zero_stage if mesh.dp > 1 else 0, mesh.dp, mesh.dp_rank(rank), units_of(captured.micro, list(parameters)))
-    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition, sharding)
-    zero = None
-    if partition is not None:
-        if num_micro_batches == 1 and share:  # nothing reads a gradient of the step before
-            persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
-        zero = Zero(
-            partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding, captured.gathered
-        )
-    graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
-    around = None
-    if zero is not None and not zero.is_alone:
-        around = {}
-        for judge in zero.partition.judges:
-            part = replace(zero.partition, rank=judge)
-            owned = flat_storage(model, optimizer, captured, clip_norm, widths, part, sharding)[1]
-            seen = zero.seen_by(judge)
-            theirs = _graphs(model, optimizer, captured, seen.persistent, owned, clip_norm, num_micro_batches, seen)
-            around[judge] = {name: graph for name, graph in theirs.items() if name not in MICRO}
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage, residency, host_budget)
-    constants, generators = captured.constants, captured.generators
-    job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
-    return make_plan(graphs, persistent, options, load_device(device), job, zero, around)
-
-
-def _graphs(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    captured: Captured,
-    persistent: Persistent,
-    owned: list[Owned],
-    clip_norm: float | None,
-    num_micro_batches: int,
-    zero: Zero | None,
-) -> dict[str, Graph]:
-    """Program name -> its graph, in the order of a step."""
-    graphs = {
-        "agree": agreement_graph(persistent),
-        **captured.micro_batches(zero.names(num_micro_batches) if zero else ("first", "next")),
-        "loss": None if zero is None else loss_graph(captured.loss(), zero),
-        "norm": norm_graph(model, persistent, clip_norm, zero),
-        "update": update_graph(optimizer, persistent, owned),
-    }
-    there = {name: graph for name, graph in graphs.items() if graph is not None}
-    return there if zero is None else {name: gather_updated(graph, zero) if name in ("agree", "update") else graph for name, graph in there.items()}
+    return plan_step(model, sample, optimizer, loss, widths, options, load_device(device), tensor_plan, sequence_parallel)
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:

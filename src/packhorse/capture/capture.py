@@ -9,7 +9,7 @@ import torch
 from packhorse.capture.convolution import plain_convolutions
 from packhorse.capture.dtypes import SHORT, to_const
 from packhorse.capture.questions import Questions
-from packhorse.capture.stamp import captured_whole, stamped
+from packhorse.capture.stamp import Whole, captured_whole, stamped
 from packhorse.capture.trace import dense_strides, device_of, distinct
 from packhorse.errors import CaptureError
 from packhorse.graph.accumulate import first_micro_batch, next_micro_batch
@@ -62,12 +62,13 @@ def capture(
     grads: torch.dtype | None = None,
     adds_gradients: bool = True,
     sharding: Sharding | None = None,
+    whole: Whole | None = None,
 ) -> Captured:
     """The step's graphs. Nothing is allocated, the model is left as it is and may be on meta.
 
     compute: dtype to compute in (capture/precision.py), grads: to keep gradients in; None: as the model is, and as they come. adds_gradients: a
     later micro-batch adds its gradients to those before; False where a pass does that on shards. sharding: of several tensor parallel ranks, which
-    parameters are split; the graphs are those of one of the ranks.
+    parameters are split; the graphs are those of one of the ranks. whole: what `capture_whole` gave for the same model and batch.
 
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
@@ -76,20 +77,22 @@ def capture(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
         )
     with no_search_for_cycles():
-        return _capture(model, batch, loss, num_micro_batches, compute, grads, adds_gradients, sharding)
+        return _capture(model, whole or capture_whole(model, batch, loss, compute), num_micro_batches, grads, adds_gradients, sharding)
+
+
+def capture_whole(model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None) -> Whole:
+    """The graph of one micro-batch, forward and backward, as one rank would run it."""
+    return stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
 
 
 def _capture(
     model: torch.nn.Module,
-    batch: Any,
-    loss: Callable | None,
+    whole: Whole,
     num_micro_batches: int,
-    compute: torch.dtype | None,
     grads: torch.dtype | None,
     adds_gradients: bool,
     sharding: Sharding | None,
 ) -> Captured:
-    whole = stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
     micro = plain_convolutions(whole.graph, device_of(model))
     micro = embedding_in_rows(micro)
     gathered: list[Gathered] = []

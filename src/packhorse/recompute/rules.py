@@ -1,5 +1,6 @@
 """Rules that need no search: keep everything, drop what is cheap, k = sqrt(n) segments, every block."""
 
+import re
 from math import ceil, sqrt
 
 from packhorse.recompute.cuts import Crossings, crossings, cut_places
@@ -9,6 +10,7 @@ from packhorse.recompute.mirror import Order, order_of
 # Kept by `cheap`: products, convolutions, attention. Chen et al. 2016, section 4.2: "keep conv outputs, drop batch norm, activation and pooling".
 # And what other ranks send.
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_slow_conv2d_forward", "_scaled_dot_product", "embedding", "grouped_mm", "_grouped_mm")
+_NUMBERED = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")  # the outermost numbered module of a path
 DEAR = (*_PRODUCTS, "tensor_", "part_embedding", "vocab_stats")
 
 
@@ -29,9 +31,20 @@ def cheap(facts: Facts, limit: int | None = None) -> list[Order]:
 
 
 def blocks(facts: Facts, limit: int | None = None) -> list[Order]:
-    """Keep what crosses the cuts, drop all else: what people do by hand, block by block."""
+    """Keep what crosses the cuts, drop all else: what people do by hand, block by block. Where modules are numbered (the blocks of a transformer), no
+    more than one cut for each."""
     at = crossings(facts)
-    return [order_of(facts, segments(facts, at, cut_places(facts, at)))]
+    return [order_of(facts, segments(facts, at, one_a_module(facts, at, cut_places(facts, at))))]
+
+
+def one_a_module(facts: Facts, at: Crossings, places: list[int]) -> list[int]:
+    """Of the places in one numbered module ("blocks.3") the first; all that are in none."""
+    nodes = facts.graph.nodes
+    found: dict[str | int, int] = {}
+    for p in places:
+        numbered = _NUMBERED.match(nodes[at.forward[p]].module)
+        found.setdefault(numbered[0] if numbered else p, p)
+    return sorted(found.values())
 
 
 def sqrt_n(facts: Facts, limit: int | None = None) -> list[Order]:
