@@ -1,0 +1,219 @@
+"""Which strategy trains a model fastest on so many devices: every one that might fit is priced by plans of a few blocks, grown to the whole depth."""
+
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from packhorse.device.device import Device
+from packhorse.errors import UserError
+from packhorse.search.grow import Grown
+from packhorse.search.short import Short
+from packhorse.search.strategy import Needs, Strategy
+
+DEPTHS, SAMPLES = (2, 3), (1, 2)  # of the plans that the others are grown from
+VARIANTS = (("none", "keep"), ("blocks", "keep"), ("blocks", "shard"), ("blocks", "offload"))
+CONFIRMED = 4  # of the fastest strategies are planned at their own number of samples before they are believed
+NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A strategy with what its step needs; why: what forbids it, "" if it fits."""
+
+    strategy: Strategy
+    needs: Needs | None
+    why: str = ""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks together."""
+        assert self.needs is not None
+        return self.strategy.samples * self.strategy.dp * self.strategy.num_micro_batches / self.needs.seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """best: the fastest strategy that fits, if any does; nearest: the next ones; failures: one for each mesh and stage of which none fits."""
+
+    best: Priced | None
+    nearest: tuple[Priced, ...]
+    failures: tuple[Priced, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a search may use. num_ranks: devices, all of them. most_samples: of a micro-batch of one dp rank. global_samples: of a step, None: as many as
+    one micro-batch of all ranks. tp, stage, variant: only these, where given. processes: that plan side by side."""
+
+    num_ranks: int
+    most_samples: int = 64
+    global_samples: int | None = None
+    tp: int | None = None
+    stage: int | None = None
+    variant: tuple[str, str] | None = None
+    processes: int = 2
+
+
+def usable_bytes(device: Device) -> int:
+    """Bytes that a step may take. Raises UserError for a device file that does not say how much memory there is."""
+    if device.memory_bytes is None:
+        raise UserError(
+            f"the device file {device.name!r} does not say how much memory the device has (memory), so nothing can be said to fit; take one that "
+            "does, such as v100-dgx2 or h100-80, or add the key"
+        )
+    return int(device.memory_bytes * device.usable)
+
+
+def search(short: Short, within: Within, say: Callable[[str], None] = lambda text: None) -> Answer:
+    """The fastest strategy on `within.num_ranks` ranks of the device, and its neighbours. Deterministic.
+
+    Raises UserError for a device without a memory size or a topology that does not hold the ranks.
+    """
+    usable = usable_bytes(short.device)
+    if within.num_ranks < 1:
+        raise UserError(f"a search over {within.num_ranks} devices: expected 1 or more")
+    if short.device.levels:
+        short.device.level_of(within.num_ranks)
+    failures: list[Priced] = []
+    groups = []
+    states = _states(short)
+    for strategy in _meshes(short, within):
+        why = _refused(short, strategy) or _too_large(states, strategy, usable)
+        if why:
+            failures.append(Priced(strategy, None, why))
+        else:
+            groups.append(strategy)
+    say(f"{len(groups)} of {len(groups) + len(failures)} meshes and stages may fit by their model states")
+    for depth in DEPTHS:
+        for samples in SAMPLES:
+            if groups:
+                short.capture(depth, samples)
+    variants = [within.variant] if within.variant else [v for v in VARIANTS if v[1] != "offload" or short.host_budget]
+    asked = [replace(s, recompute=v[0], residency=v[1]) for s in groups for v in variants if v[1] != "shard" or s.tp > 1]
+    priced: list[Priced] = []
+    for strategy, corners in _corners(short, asked, within.processes):
+        priced.append(_largest(strategy, Grown(corners), short, within, usable))
+        say(f"{priced[-1].strategy}: " + (priced[-1].why or f"{priced[-1].samples_per_s:.1f} samples/s"))
+    fitting = sorted((p for p in priced if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
+    confirmed: list[Priced] = []
+    for one in fitting:
+        if len(confirmed) > NEAREST or (confirmed and len(confirmed) >= CONFIRMED):
+            break
+        sure = confirm(short, one.strategy, usable)
+        if not sure.why:
+            confirmed.append(sure)
+            say(f"{sure.strategy}, planned: {sure.samples_per_s:.1f} samples/s")
+    confirmed.sort(key=lambda p: (-p.samples_per_s, p.strategy))
+    held = {(p.strategy.tp, p.strategy.stage) for p in priced if not p.why}
+    for one in sorted(priced, key=lambda p: p.strategy):
+        if one.why and (one.strategy.tp, one.strategy.stage) not in held:
+            failures.append(one)
+    return Answer(confirmed[0] if confirmed else None, tuple(confirmed[1 : 1 + NEAREST]), tuple(failures))
+
+
+def confirm(short: Short, strategy: Strategy, usable: int) -> Priced:
+    """A strategy from plans at its own number of samples: only the depth is grown."""
+    depths = [depth for depth in DEPTHS if depth < short.depth] or [short.depth]
+    needs = Grown({(d, strategy.samples): short.needs(strategy, d, strategy.samples) for d in depths}).at(short.depth, strategy.samples)
+    return Priced(strategy, needs, _over(needs, usable, short.device))
+
+
+def _meshes(short: Short, within: Within) -> Iterable[Strategy]:
+    """Every mesh and stage: tp within the first level of the machine, dp the rest."""
+    most = short.device.levels[0].ranks if short.device.levels else within.num_ranks
+    for tp in range(1, min(most, within.num_ranks) + 1):
+        if within.num_ranks % tp or (within.tp is not None and tp != within.tp):
+            continue
+        dp = within.num_ranks // tp
+        for stage in range(4) if dp > 1 else (0,):
+            if within.stage is None or stage == within.stage or dp == 1:
+                yield Strategy(dp, tp, stage, 1, "blocks", "keep")
+
+
+def _refused(short: Short, strategy: Strategy) -> str:
+    """Why the model cannot be split over so many ranks; "" if it can."""
+    if strategy.tp == 1:
+        return ""
+    try:
+        short.sharding(strategy)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@dataclass(frozen=True)
+class _States:
+    """Bytes of the whole model's parameters, gradients, and optimizer states with master weights."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+
+def _states(short: Short) -> _States:
+    """By plans of one rank, grown."""
+    alone = Strategy(1, 1, 0, 1, "blocks", "keep")
+    depths = [d for d in DEPTHS if d < short.depth] or [short.depth]
+    found = []
+    for depth in depths:
+        kinds = short.plan(alone, depth, SAMPLES[0]).persistent.bytes_by_kind()
+        found.append((kinds["parameters"], kinds.get("gradients", 0), kinds.get("optimizer states", 0) + kinds.get("master weights", 0)))
+    more = short.depth - depths[-1]
+    return _States(*(last + more * (last - first) if len(found) > 1 else last for first, last in zip(found[0], found[-1])))
+
+
+def _too_large(states: _States, strategy: Strategy, usable: int) -> str:
+    """Why the model states alone do not fit; "" if they may. At least so many bytes are on each rank (ZeRO, section 5)."""
+    dp, stage = strategy.dp, strategy.stage
+    least = states.parameters / (dp if stage == 3 else 1) + states.gradients / (dp if stage >= 2 else 1) + states.optimizer / (dp if stage else 1)
+    least /= strategy.tp
+    return f"model states alone take {least / 1e9:.1f} GB of {usable / 1e9:.1f} GB" if least > usable else ""
+
+
+def _corners(short: Short, asked: list[Strategy], processes: int) -> Iterable[tuple[Strategy, dict[tuple[int, int], Needs]]]:
+    """The plans that each strategy is grown from, made by several processes that share what was captured."""
+    depths = [depth for depth in DEPTHS if depth < short.depth] or [short.depth]
+    places = [(depth, samples) for depth in depths for samples in SAMPLES]
+    global _shared
+    _shared = short
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        found = pool.map(_needs, [(strategy, places) for strategy in asked])
+        yield from zip(asked, found)
+
+
+_shared: Short | None = None  # what the forked processes plan: it holds modules and graphs, which are not sent
+
+
+def _needs(given: tuple[Strategy, list[tuple[int, int]]]) -> dict[tuple[int, int], Needs]:
+    strategy, places = given
+    assert _shared is not None
+    return {place: _shared.needs(strategy, *place) for place in places}
+
+
+def _largest(strategy: Strategy, grown: Grown, short: Short, within: Within, usable: int) -> Priced:
+    """The fastest number of samples that fits, of powers of two (and the most that are allowed)."""
+    most = within.most_samples if within.global_samples is None else min(within.most_samples, max(1, within.global_samples // strategy.dp))
+    best: Priced | None = None
+    samples = 1
+    while samples <= most:
+        micros = 1 if within.global_samples is None else max(1, within.global_samples // (strategy.dp * samples))
+        needs = grown.at(short.depth, samples)
+        needs = replace(needs, seconds=needs.seconds * micros, flops=needs.flops * micros)
+        one = Priced(replace(strategy, samples=samples, num_micro_batches=micros), needs, _over(needs, usable, short.device))
+        if one.why:
+            return best or one
+        if best is None or one.samples_per_s > best.samples_per_s:
+            best = one
+        samples = min(2 * samples, most) if samples < most else most + 1
+    assert best is not None
+    return best
+
+
+def _over(needs: Needs, usable: int, device: Device) -> str:
+    if needs.peak > usable:
+        return f"takes {needs.peak / 1e9:.1f} GB of {usable / 1e9:.1f} GB ({needs.persistent / 1e9:.1f} GB model states)"
+    if needs.host and device.host_memory_bytes is not None and needs.host > device.host_memory_bytes:
+        return f"takes {needs.host / 1e9:.1f} GB of the host, which has {device.host_memory_bytes / 1e9:.1f} GB for each rank"
+    return ""

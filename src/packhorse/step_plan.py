@@ -1,0 +1,96 @@
+"""The pipeline from a model to the plan of its step: capture, storage, passes of several ranks, the choice (docs/design.md)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from packhorse.capture.batch import signature
+from packhorse.capture.capture import Captured, capture
+from packhorse.capture.flat_storage import Owned, Widths, flat_storage
+from packhorse.capture.stamp import Whole
+from packhorse.capture.tensor_plan import sharding_of
+from packhorse.capture.trace import distinct
+from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
+from packhorse.device.device import Device
+from packhorse.graph.ir import Graph
+from packhorse.parallel.partition import Partition
+from packhorse.parallel.units import units_of
+from packhorse.parallel.zero import Zero, gather_updated, loss_graph
+from packhorse.planning.choose import MICRO, make_plan
+from packhorse.planning.persistent import Persistent
+from packhorse.planning.plan import Options, Plan
+from packhorse.runtime.job import Job, group_structure, modes_of
+
+
+def plan_step(
+    model: torch.nn.Module,
+    sample: Any,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable | None,
+    widths: Widths,
+    options: Options,
+    device: Device,
+    tensor_plan: Any = None,
+    sequence_parallel: bool = False,
+    whole: Whole | None = None,
+) -> Plan:
+    """The plan of one step, of arguments that have been looked at (api.py). sample: one micro-batch. whole: what `capture_whole` gave for this model
+    and sample, so that many plans of one step share it. Raises what `packhorse.plan` raises."""
+    mesh, num_micro_batches, clip_norm = options.mesh, options.num_micro_batches, options.clip_norm
+    check_optimizer(model, optimizer)
+    check_parameters(model)
+    sharding = sharding_of(model, mesh, options.rank, tensor_plan, sequence_parallel)
+    parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
+    adds = options.zero_stage < 2 or mesh.dp == 1
+    captured = capture(model, sample, loss, num_micro_batches, widths.compute, widths.grads, adds, sharding, whole)
+    partition = None
+    if mesh.world_size > 1:
+        partition = Partition(
+            options.zero_stage if mesh.dp > 1 else 0, mesh.dp, mesh.dp_rank(options.rank), units_of(captured.micro, list(parameters))
+        )
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition, sharding)
+    zero = None
+    if partition is not None:
+        if num_micro_batches == 1 and options.share:  # nothing reads a gradient of the step before
+            persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
+        zero = Zero(
+            partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding, captured.gathered
+        )
+    graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
+    around = None
+    if zero is not None and not zero.is_alone:
+        around = {}
+        for judge in zero.partition.judges:
+            part = replace(zero.partition, rank=judge)
+            owned = flat_storage(model, optimizer, captured, clip_norm, widths, part, sharding)[1]
+            seen = zero.seen_by(judge)
+            theirs = _graphs(model, optimizer, captured, seen.persistent, owned, clip_norm, num_micro_batches, seen)
+            around[judge] = {name: graph for name, graph in theirs.items() if name not in MICRO}
+    constants, generators = captured.constants, captured.generators
+    given = signature(sample)
+    job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
+    return make_plan(graphs, persistent, options, device, job, zero, around)
+
+
+def _graphs(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    captured: Captured,
+    persistent: Persistent,
+    owned: list[Owned],
+    clip_norm: float | None,
+    num_micro_batches: int,
+    zero: Zero | None,
+) -> dict[str, Graph]:
+    """Program name -> its graph, in the order of a step."""
+    graphs = {
+        "agree": agreement_graph(persistent),
+        **captured.micro_batches(zero.names(num_micro_batches) if zero else ("first", "next")),
+        "loss": None if zero is None else loss_graph(captured.loss(), zero),
+        "norm": norm_graph(model, persistent, clip_norm, zero),
+        "update": update_graph(optimizer, persistent, owned),
+    }
+    there = {name: graph for name, graph in graphs.items() if graph is not None}
+    return there if zero is None else {name: gather_updated(graph, zero) if name in ("agree", "update") else graph for name, graph in there.items()}
