@@ -60,7 +60,7 @@ def plan_step(
         )
     graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
     around = None
-    if zero is not None and not zero.is_alone:
+    if zero is not None and not zero.is_alone and not options.sketch:
         around = {}
         for judge in zero.partition.judges:
             part = replace(zero.partition, rank=judge)

@@ -92,7 +92,7 @@ def choose(
     plain = _measured(facts, order_of(facts, {}))
     more = finish.more(plain, rest)  # bytes that no candidate knows of
     everything = rest.peak(plain) + more
-    unhurried = plain.seconds if finish.zero is None else finish.laid_out(plain, False).seconds
+    unhurried = plain.seconds if finish.zero is None or options.sketch else finish.laid_out(plain, False).seconds
     allowed = limit(everything)
     room = None if allowed is None else allowed - rest.persistent_bytes - more
     if (
@@ -162,7 +162,7 @@ class Finish:
     def _laid_out(self, graph: Graph, residency: Residency, ahead: bool) -> LaidOut:
         own = self.planned(graph, residency, ahead)
         plans = [own]
-        if self.zero is not None and not self.zero.is_alone:
+        if self.zero is not None and not self.zero.is_alone and not self.options.sketch:
             part = self.zero.partition
             others = {k: replace(self, persistent=seen_by(self.persistent, k), zero=self.zero.seen_by(k)) for k in part.judges if k != part.rank}
             plans = [other.planned(graph, residency, ahead) for other in others.values()] + ([own] if part.rank in part.judges else [])
@@ -193,7 +193,7 @@ class Finish:
 
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
-        return 0 if self.zero is None else rest.peak(self.laid_out(plain, False)) - rest.peak(plain)
+        return 0 if self.zero is None or self.options.sketch else rest.peak(self.laid_out(plain, False)) - rest.peak(plain)
 
 
 def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> LaidOut:
@@ -220,10 +220,20 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     by_seconds = sorted([plain, *candidates, *more], key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
     found = list(candidates)
     distinct = {(id(c.facts), c.order): c for c in by_seconds}
-    for candidate in spread(list(distinct.values()), ORDERS):
+    for candidate in spread([c for c in distinct.values() if _is_worth_parking(c, candidates, room, limits, options)], ORDERS):
         terrain = finish.terrain(candidate)
         found += [_priced(candidate, terrain, residency) for residency, _ in proposals(terrain, limits, options.mesh)]
     return found
+
+
+def _is_worth_parking(candidate: Candidate, candidates: list[Candidate], room: int | None, limits: Limits, options: Options) -> bool:
+    """Parked values make nothing faster, so an order has to be faster than those that fit as they are; and with one tensor parallel rank no more leaves
+    the device than the host takes."""
+    if room is None or limits.room is None:
+        return True
+    fastest = min((c.seconds for c in candidates if c.arena_bytes + c.external_bytes <= room), default=float("inf"))
+    reachable = options.mesh.tp > 1 or candidate.arena_bytes + candidate.external_bytes - limits.host_bytes <= limits.room
+    return candidate.seconds < fastest and reachable
 
 
 def _priced(candidate: Candidate, terrain: Terrain, residency: Residency) -> Candidate:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from packhorse.device.device import Device
 from packhorse.graph.ir import Graph
+from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer, Layout
 from packhorse.memory.layout import lay_out, lay_out_around
 from packhorse.mesh import Mesh
@@ -113,7 +114,8 @@ class Rest:
 @dataclass(frozen=True)
 class Options:
     """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES
-    of planning/residency.py, host_budget as that reads it."""
+    of planning/residency.py, host_budget as that reads it. sketch: buffers get no offsets, an arena is as high as the most that is alive at one time, and
+    this rank decides alone: for a search that looks at many plans and runs none."""
 
     recompute: str = "auto"
     budget: int | str | None = None
@@ -126,6 +128,7 @@ class Options:
     zero_stage: int = 0
     residency: str = "auto"
     host_budget: int | str | None = None
+    sketch: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,12 +236,25 @@ def plan_graph(graph: Graph, persistent: Persistent, options: Options) -> GraphP
     """Homes, then offsets, for one graph."""
     placement = place(graph, persistent.places(), options.in_place)
     buffers = [Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "arena"]
+    if options.sketch:
+        return GraphPlan(graph, placement, *_sketched(graph, placement, buffers, persistent))
     on_host = [Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "host"]
     host = lay_out(on_host, alignment=ALIGNMENT) if on_host else NOTHING
     if persistent.lent:
         lent = lent_buffers(graph, placement, persistent)
         return GraphPlan(graph, placement, lay_out_around(lent, buffers, ALIGNMENT), lent, persistent.floor, persistent.lent_offsets, host)
     return GraphPlan(graph, placement, lay_out(buffers, alignment=ALIGNMENT) if options.share else side_by_side(buffers), host=host)
+
+
+def _sketched(
+    graph: Graph, placement: Placement, buffers: list[Buffer], persistent: Persistent
+) -> tuple[Layout, tuple[tuple[Buffer, int], ...], int, dict[str, int], Layout]:
+    """Layouts that say only how much is alive at most."""
+    lent = lent_buffers(graph, placement, persistent) if persistent.lent else ()
+    most = max(persistent.floor, lower_bound([*buffers, *(buffer for buffer, _ in lent)], ALIGNMENT))
+    on_host = lower_bound([Buffer(s.name, s.lower, s.upper, s.size) for s in placement.storages if s.space == "host"], ALIGNMENT)
+    layouts = [Layout({}, height, height, ALIGNMENT, "not laid out") for height in (most, on_host)]
+    return layouts[0], lent, persistent.floor, persistent.lent_offsets, layouts[1]
 
 
 def lent_buffers(graph: Graph, placement: Placement, persistent: Persistent) -> tuple[tuple[Buffer, int], ...]:
@@ -271,6 +287,4 @@ def side_by_side(buffers: list[Buffer]) -> Layout:
     for buffer in buffers:
         offsets[buffer.name] = end
         end += align_up(buffer.size, ALIGNMENT)
-    from packhorse.memory.bounds import lower_bound
-
     return Layout(offsets, end, lower_bound(buffers, ALIGNMENT), ALIGNMENT, "no sharing")

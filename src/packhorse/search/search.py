@@ -157,7 +157,7 @@ def _states(short: Short) -> _States:
     depths = [d for d in DEPTHS if d < short.depth] or [short.depth]
     found = []
     for depth in depths:
-        kinds = short.plan(alone, depth, SAMPLES[0]).persistent.bytes_by_kind()
+        kinds = short.plan(alone, depth, SAMPLES[0], sketch=True).persistent.bytes_by_kind()
         found.append((kinds["parameters"], kinds.get("gradients", 0), kinds.get("optimizer states", 0) + kinds.get("master weights", 0)))
     more = short.depth - depths[-1]
     return _States(*(last + more * (last - first) if len(found) > 1 else last for first, last in zip(found[0], found[-1])))
@@ -189,7 +189,7 @@ _shared: Short | None = None  # what the forked processes plan: it holds modules
 def _needs(given: tuple[Strategy, list[tuple[int, int]]]) -> dict[tuple[int, int], Needs]:
     strategy, places = given
     assert _shared is not None
-    return {place: _shared.needs(strategy, *place) for place in places}
+    return {place: _shared.needs(strategy, *place, sketch=True) for place in places}
 
 
 def _largest(strategy: Strategy, grown: Grown, short: Short, within: Within, usable: int) -> Priced:

@@ -61,8 +61,8 @@ class Short:
         """Samples of the batch."""
         return int(tensors[0].shape[0]) if (tensors := list(tensors_of(self.batch))) else 1
 
-    def plan(self, strategy: Strategy, depth: int, samples: int) -> Plan:
-        """Of the model with `depth` blocks on `samples` samples. Raises what `packhorse.plan` raises."""
+    def plan(self, strategy: Strategy, depth: int, samples: int, sketch: bool = False) -> Plan:
+        """Of the model with `depth` blocks on `samples` samples. sketch: without offsets. Raises what `packhorse.plan` raises."""
         options = Options(
             recompute=strategy.recompute,
             num_micro_batches=strategy.num_micro_batches,
@@ -71,6 +71,7 @@ class Short:
             zero_stage=strategy.stage,
             residency=strategy.residency,
             host_budget=self.host_budget if strategy.residency == "offload" else None,
+            sketch=sketch,
         )
         whole = self.capture(depth, samples)
         with shortened(self.runs, [depth]):
@@ -100,9 +101,9 @@ class Short:
         with shortened(self.runs, [2]):
             return sharding_of(self.model, strategy.mesh, 0, self.tensor_plan, self.sequence_parallel)
 
-    def needs(self, strategy: Strategy, depth: int, samples: int) -> Needs:
+    def needs(self, strategy: Strategy, depth: int, samples: int, sketch: bool = False) -> Needs:
         """The figures of that plan."""
-        plan = self.plan(strategy, depth, samples)
+        plan = self.plan(strategy, depth, samples, sketch)
         micro = plan.programs["first"]
         sizes = {root: s.size for s in micro.placement.storages if s.space in ("arena", "external") for root in s.roots}
         saved = sum(sizes.get(s.value.name, 0) for s in saved_values(micro.graph))
