@@ -28,6 +28,7 @@ def test_where_the_page_goes(tmp_path, monkeypatch, given):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(CONFIG)
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1, "loss": 1.0, "step_s": 2.0, "memory_bytes": 3072}\n')
     arguments = {
         "a folder": (["run"], run / "report.html"),
         "a file": (["run/config.toml"], tmp_path / "report.html"),
@@ -39,6 +40,7 @@ def test_where_the_page_goes(tmp_path, monkeypatch, given):
     assert (tmp_path / facts["path"]).resolve() == expected and expected.stat().st_size == facts["bytes"]
     text = expected.read_text(encoding="utf-8")
     assert "<title>packhorse: one step of gpt (layers 1, width 32, heads 2), fp32" in text
+    assert ('<td class="number">3.000 KiB</td>' in text) == (given != "a file")  # what the run has measured; a configuration has run nothing
     for program in ("first", "next", "norm", "update"):
         assert f"<td>{program}</td>" in text
 
