@@ -20,6 +20,8 @@ from packhorse.planning.plan import Options, Plan
 from packhorse.planning.residency import check_mode, host_budget_bytes
 from packhorse.recompute.table import METHODS
 from packhorse.runtime.step import Step
+from packhorse.search.automatic import found_budget, found_by_search
+from packhorse.search.short import Short
 from packhorse.step_plan import plan_step
 
 
@@ -32,10 +34,10 @@ def plan(
     precision: str = "fp32",
     grad_dtype: torch.dtype | None = None,
     clip_norm: float | None = None,
-    num_micro_batches: int = 1,
-    mesh: Mesh | None = None,
+    num_micro_batches: int | str = 1,
+    mesh: Mesh | str | None = None,
     rank: int | None = None,
-    zero_stage: int = 0,
+    zero_stage: int | str = 0,
     recompute: str = "auto",
     budget: int | str | None = None,
     host_budget: int | str | None = None,
@@ -69,27 +71,39 @@ def plan(
     recomputation and what ZeRO gathers; "keep": nowhere else; "shard": all that tensor parallel ranks have alike is cut over them (P_a of ZeRO-R,
     section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). host_budget: of the host's memory for that, as
     bytes, "8GiB" or "30%" of what the forward pass saves; None: nothing goes there.
+    mesh, zero_stage, num_micro_batches may be "auto": the fastest of those that fit, for as many ranks as the launcher has started (WORLD_SIZE). The
+    budget, or the device's memory, is what they have to fit; with num_micro_batches="auto" the batch is all that a dp rank has in a step.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
     along. in_place, share: switch off taking over storage that dies, and sharing bytes between lifespans, to see what they save.
     The model is only looked at and may be on the meta device. No GPU and no process group are needed.
 
     Raises CaptureError (module and line), BatchError, BudgetError (with the least budget that works), UserError for options of later versions.
     """
-    _check_arguments(model, batch, optimizer, loss, clip_norm, num_micro_batches)
+    automatic = [name for name, given in (("mesh", mesh), ("zero_stage", zero_stage), ("num_micro_batches", num_micro_batches)) if given == "auto"]
+    _check_arguments(model, batch, optimizer, loss, clip_norm, 1 if "num_micro_batches" in automatic else num_micro_batches)
     if recompute not in ("auto", *METHODS):
         raise UserError(f"recompute={recompute!r} is no method; expected auto or one of {', '.join(METHODS)}")
     budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
+    host_budget_bytes(host_budget, 0)
+    widths = _widths(model, precision, grad_dtype)
+    described = load_device(device)
+    if automatic:
+        short = Short(model, batch, optimizer, loss, widths, clip_norm, described, tensor_plan, sequence_parallel, host_budget)
+        found = found_by_search(short, mesh, zero_stage, num_micro_batches, budget)
+        mesh, zero_stage, num_micro_batches, batch = found.mesh, found.stage, found.num_micro_batches, short.first(found.samples)
+        budget = found_budget(budget, described)
     mesh = mesh or Mesh()
+    if not isinstance(mesh, Mesh):
+        raise UserError(f"mesh={mesh!r}: expected a packhorse.Mesh, None for one rank, or auto")
     rank = _rank_of(rank, mesh)
     _check_stage(zero_stage)
     check_mode(residency, mesh, host_budget)
-    host_budget_bytes(host_budget, 0)
-    widths = _widths(model, precision, grad_dtype)
+    assert isinstance(zero_stage, int) and isinstance(num_micro_batches, int)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
     micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
     options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage, residency, host_budget)
-    return plan_step(model, sample, optimizer, loss, widths, options, load_device(device), tensor_plan, sequence_parallel)
+    return plan_step(model, sample, optimizer, loss, widths, options, described, tensor_plan, sequence_parallel)
 
 
 def compile(model: torch.nn.Module, plan: Plan, scheduler: Any = None) -> Step:

@@ -33,8 +33,24 @@ app.add_typer(ckpt_app, name="ckpt")
 
 
 @app.command()
-def plan(config: ConfigPath, gpus: Gpus = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the memory ledger of one training step, without training."""
+def plan(
+    config: ConfigPath,
+    gpus: Gpus = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="look for the fastest strategy on N of these, such as v100-dgx2")] = None,
+    given: Annotated[bool, typer.Option("--given", help="with --device: price the strategy of CONFIG alone")] = False,
+    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="with --device: the fewest that will do, in powers of two")] = False,
+    max_seq: Annotated[bool, typer.Option("--max-seq", help="with --device: the longest samples that fit, in doublings")] = False,
+    max_batch: Annotated[bool, typer.Option("--max-batch", help="with --device: the most samples a rank that fit, in doublings")] = False,
+    tokens: Annotated[float | None, typer.Option(metavar="COUNT", help="with --device: days and device-hours for so many tokens")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the memory ledger of one training step, without training; with --device, how best to lay it over many devices."""
+    if device is not None:
+        _print_search(config, overrides or [], gpus, device, given, min_gpus, max_seq, max_batch, tokens, as_json)
+        return
+    if given or min_gpus or max_seq or max_batch or tokens is not None:
+        raise UserError("--given, --min-gpus, --max-seq, --max-batch and --tokens are about a device: give --device NAME too")
     from packhorse.cli.planned import config_of, largest_peak, plan_of, sizes_of
     from packhorse.train.fits import fit_line, free_bytes
     from packhorse.units import format_bytes
@@ -51,6 +67,41 @@ def plan(config: ConfigPath, gpus: Gpus = None, overrides: Overrides = None, as_
         looked_at = f"all {num_ranks} ranks" if planned == num_ranks else f"{planned} of the {num_ranks} ranks"
         typer.echo(f"this is rank 0; of {looked_at} " + (f"rank {rank} needs the most: {format_bytes(peak)}" if rank else "none needs more"))
     typer.echo(fit_line(peak, free_bytes(), num_ranks))
+
+
+def _print_search(
+    config: Path,
+    overrides: list[str],
+    gpus: int | None,
+    device: str,
+    given: bool,
+    min_gpus: bool,
+    max_seq: bool,
+    max_batch: bool,
+    tokens: float | None,
+    as_json: bool,
+) -> None:
+    from packhorse.cli.searched import fewest_ranks, figures, largest_batch, longest, searched, told
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            typer.echo(text, err=True)
+
+    if min_gpus:
+        num_ranks, settings, short, answer = fewest_ranks(config, overrides, device, say)
+    else:
+        num_ranks = gpus or 1
+        settings, short, answer = searched(config, overrides, num_ranks, device, given, say)
+    found = figures(answer, settings.data.seq_len, tokens, num_ranks) | {"num_ranks": num_ranks}
+    lines = [told(settings, short, answer, num_ranks, tokens)]
+    if answer.best is not None and max_batch:
+        found["max_samples"] = largest_batch(short, answer.best.strategy)
+        lines.append(f"most samples a rank with this strategy: {found['max_samples']}")
+    if answer.best is not None and max_seq:
+        found["max_seq_len"] = longest(settings, answer.best.strategy, short.device, say)
+        lines.append(f"longest samples with this strategy, one a rank: {found['max_seq_len']} tokens")
+    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
+    raise typer.Exit(0 if answer.best is not None else 1)
 
 
 @app.command()

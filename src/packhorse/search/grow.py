@@ -1,9 +1,9 @@
 """What a deep model needs, from plans of the same model with few blocks, on few samples. No torch.
 
 With alike blocks every figure of a plan is an affine function of their number, once there are a few of them, and of the number of samples: what a
-block makes, sends and computes is the same for each. So two depths and two batch sizes tell all others: f(d, b) = f + f_d d + f_b b + f_db d b. Only a peak
-can change its instant on the way, to one that grows faster. Nothing grows faster with depth than what all blocks save for the backward pass, so where
-the peak of the short models grows more slowly than that, it is taken to grow as fast: the figure is then too high, never too low.
+block makes, sends and computes is the same for each. So two depths and two batch sizes tell all others: f(d, b) = f + f_d d + f_b b + f_db d b. Only
+a peak can change its instant on the way, to one that grows faster. Nothing grows faster with depth than what all blocks save for the backward pass,
+so where the peak of the short models grows more slowly than that, it is taken to grow as fast: the figure is then too high, never too low.
 """
 
 from collections.abc import Callable, Mapping

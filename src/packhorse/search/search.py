@@ -43,16 +43,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Within:
-    """What a search may use. num_ranks: devices, all of them. most_samples: of a micro-batch of one dp rank. global_samples: of a step, None: as many as
-    one micro-batch of all ranks. tp, stage, variant: only these, where given. processes: that plan side by side."""
+    """What a search may use. num_ranks: devices, all of them. batches: (samples of a micro-batch on each dp rank, micro-batches of a step) to choose
+    from, in ascending order of samples. usable: bytes of each device. tp, stage: only these, where given. processes: that plan side by side."""
 
     num_ranks: int
-    most_samples: int = 64
-    global_samples: int | None = None
+    batches: tuple[tuple[int, int], ...]
+    usable: int
     tp: int | None = None
     stage: int | None = None
-    variant: tuple[str, str] | None = None
     processes: int = 2
+
+
+def doublings(most: int) -> tuple[tuple[int, int], ...]:
+    """Micro-batches of 1, 2, 4, .. samples, at most `most`, one in a step."""
+    return tuple((1 << k, 1) for k in range(most.bit_length()) if 1 << k <= most)
 
 
 def usable_bytes(device: Device) -> int:
@@ -70,7 +74,7 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
 
     Raises UserError for a device without a memory size or a topology that does not hold the ranks.
     """
-    usable = usable_bytes(short.device)
+    usable = within.usable
     if within.num_ranks < 1:
         raise UserError(f"a search over {within.num_ranks} devices: expected 1 or more")
     if short.device.levels:
@@ -85,15 +89,14 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
         else:
             groups.append(strategy)
     say(f"{len(groups)} of {len(groups) + len(failures)} meshes and stages may fit by their model states")
-    for depth in DEPTHS:
-        for samples in SAMPLES:
-            if groups:
-                short.capture(depth, samples)
-    variants = [within.variant] if within.variant else [v for v in VARIANTS if v[1] != "offload" or short.host_budget]
+    if groups:
+        for place in _places(short):
+            short.capture(*place)  # here, so that all processes have it
+    variants = [v for v in VARIANTS if v[1] != "offload" or short.host_budget]
     asked = [replace(s, recompute=v[0], residency=v[1]) for s in groups for v in variants if v[1] != "shard" or s.tp > 1]
     priced: list[Priced] = []
     for strategy, corners in _corners(short, asked, within.processes):
-        priced.append(_largest(strategy, Grown(corners), short, within, usable))
+        priced.append(_largest(strategy, Grown(corners), short, within))
         say(f"{priced[-1].strategy}: " + (priced[-1].why or f"{priced[-1].samples_per_s:.1f} samples/s"))
     fitting = sorted((p for p in priced if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
     confirmed: list[Priced] = []
@@ -114,7 +117,7 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
 
 def confirm(short: Short, strategy: Strategy, usable: int) -> Priced:
     """A strategy from plans at its own number of samples: only the depth is grown."""
-    depths = [depth for depth in DEPTHS if depth < short.depth] or [short.depth]
+    depths = sorted({depth for depth, _ in _places(short)})
     needs = Grown({(d, strategy.samples): short.needs(strategy, d, strategy.samples) for d in depths}).at(short.depth, strategy.samples)
     return Priced(strategy, needs, _over(needs, usable, short.device))
 
@@ -154,7 +157,7 @@ class _States:
 def _states(short: Short) -> _States:
     """By plans of one rank, grown."""
     alone = Strategy(1, 1, 0, 1, "blocks", "keep")
-    depths = [d for d in DEPTHS if d < short.depth] or [short.depth]
+    depths = sorted({depth for depth, _ in _places(short)})
     found = []
     for depth in depths:
         kinds = short.plan(alone, depth, SAMPLES[0], sketch=True).persistent.bytes_by_kind()
@@ -171,42 +174,43 @@ def _too_large(states: _States, strategy: Strategy, usable: int) -> str:
     return f"model states alone take {least / 1e9:.1f} GB of {usable / 1e9:.1f} GB" if least > usable else ""
 
 
-def _corners(short: Short, asked: list[Strategy], processes: int) -> Iterable[tuple[Strategy, dict[tuple[int, int], Needs]]]:
-    """The plans that each strategy is grown from, made by several processes that share what was captured."""
+def _places(short: Short) -> list[tuple[int, int]]:
+    """(depth, samples) of the plans that all others are grown from."""
     depths = [depth for depth in DEPTHS if depth < short.depth] or [short.depth]
-    places = [(depth, samples) for depth in depths for samples in SAMPLES]
-    global _shared
-    _shared = short
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        found = pool.map(_needs, [(strategy, places) for strategy in asked])
-        yield from zip(asked, found)
+    return [(depth, samples) for depth in depths for samples in SAMPLES if samples <= short.samples]
 
 
-_shared: Short | None = None  # what the forked processes plan: it holds modules and graphs, which are not sent
+def _corners(short: Short, asked: list[Strategy], processes: int) -> Iterable[tuple[Strategy, dict[tuple[int, int], Needs]]]:
+    """The plans that each strategy is grown from, made by processes that are forked: they have what was captured."""
+    places = _places(short)
+    given = [(strategy, places) for strategy in asked]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _start, (short,)) as pool:
+        yield from zip(asked, pool.map(_needs, given))
+
+
+_planning: list[Short] = []  # of a forked process: what it plans. Modules and graphs are inherited, not sent
+
+
+def _start(short: Short) -> None:
+    _planning.append(short)
 
 
 def _needs(given: tuple[Strategy, list[tuple[int, int]]]) -> dict[tuple[int, int], Needs]:
     strategy, places = given
-    assert _shared is not None
-    return {place: _shared.needs(strategy, *place, sketch=True) for place in places}
+    return {place: _planning[0].needs(strategy, *place, sketch=True) for place in places}
 
 
-def _largest(strategy: Strategy, grown: Grown, short: Short, within: Within, usable: int) -> Priced:
-    """The fastest number of samples that fits, of powers of two (and the most that are allowed)."""
-    most = within.most_samples if within.global_samples is None else min(within.most_samples, max(1, within.global_samples // strategy.dp))
+def _largest(strategy: Strategy, grown: Grown, short: Short, within: Within) -> Priced:
+    """The fastest of the batches that fit; the first one, and why not, if none does."""
     best: Priced | None = None
-    samples = 1
-    while samples <= most:
-        micros = 1 if within.global_samples is None else max(1, within.global_samples // (strategy.dp * samples))
+    for samples, micros in within.batches:
         needs = grown.at(short.depth, samples)
         needs = replace(needs, seconds=needs.seconds * micros, flops=needs.flops * micros)
-        one = Priced(replace(strategy, samples=samples, num_micro_batches=micros), needs, _over(needs, usable, short.device))
+        one = Priced(replace(strategy, samples=samples, num_micro_batches=micros), needs, _over(needs, within.usable, short.device))
         if one.why:
             return best or one
         if best is None or one.samples_per_s > best.samples_per_s:
             best = one
-        samples = min(2 * samples, most) if samples < most else most + 1
     assert best is not None
     return best
 

@@ -61,6 +61,10 @@ class Short:
         """Samples of the batch."""
         return int(tensors[0].shape[0]) if (tensors := list(tensors_of(self.batch))) else 1
 
+    def first(self, samples: int) -> Any:
+        """A batch of the first so many samples."""
+        return cut(self.batch, 0, self.samples, samples)
+
     def plan(self, strategy: Strategy, depth: int, samples: int, sketch: bool = False) -> Plan:
         """Of the model with `depth` blocks on `samples` samples. sketch: without offsets. Raises what `packhorse.plan` raises."""
         options = Options(
@@ -77,7 +81,7 @@ class Short:
         with shortened(self.runs, [depth]):
             return plan_step(
                 self.model,
-                cut(self.batch, 0, self.samples, samples),
+                self.first(samples),
                 _of(self.optimizer, self.model),
                 self.loss,
                 self.widths,
@@ -92,8 +96,7 @@ class Short:
         """The step with so many blocks and samples."""
         if (depth, samples) not in self.captured:
             with shortened(self.runs, [depth]), no_search_for_cycles():
-                batch = cut(self.batch, 0, self.samples, samples)
-                self.captured[depth, samples] = capture_whole(self.model, batch, self.loss, self.widths.compute)
+                self.captured[depth, samples] = capture_whole(self.model, self.first(samples), self.loss, self.widths.compute)
         return self.captured[depth, samples]
 
     def sharding(self, strategy: Strategy) -> Sharding | None:

@@ -23,7 +23,8 @@ class Strategy:
 
     def __str__(self) -> str:
         micros = "" if self.num_micro_batches == 1 else f" x {self.num_micro_batches} micro-batches"
-        return f"dp {self.dp} x tp {self.tp}, stage {self.stage}, {self.samples} samples a rank{micros}, recompute {self.recompute}, saved values: {self.residency}"
+        mesh = f"dp {self.dp} x tp {self.tp}, stage {self.stage}"
+        return f"{mesh}, {self.samples} samples a rank{micros}, recompute {self.recompute}, saved values: {self.residency}"
 
 
 @dataclass(frozen=True)
