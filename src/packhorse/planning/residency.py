@@ -34,7 +34,8 @@ from packhorse.units import align_up, format_bytes, parse_bytes
 MODES = ("auto", "keep", "shard", "offload")
 LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, float("inf"))  # of the seconds of the graph
 DEPTHS = (1, 2, 4)  # copies under way in each direction
-ORDERS = 24  # that values are parked in, spread over those that the methods of recomputation propose
+ORDERS = 16  # that values are parked in, spread over those that the methods of recomputation propose and that may still be the fastest
+LOOKS = 3  # so often, each time over those faster than the best so far
 SLICE, HOST, SLICE_ON_HOST = Parked(True, False), Parked(False, True), Parked(True, True)
 
 
@@ -225,8 +226,8 @@ def host_budget_bytes(host_budget: int | str | None, saved_bytes: int) -> int:
 
 
 def saved_bytes(graph: Graph) -> int:
-    """Bytes of all values that the forward pass saves and that could wait elsewhere."""
-    return sum(s.value.extent_bytes for s in saved_values(graph))
+    """Bytes of all values that the forward pass saves and that could wait elsewhere, as they lie in a pool."""
+    return sum(align_up(s.value.extent_bytes, 64) for s in saved_values(graph))
 
 
 def by_hand(terrain: Terrain, mode: str, host_bytes: int) -> Residency:

@@ -88,6 +88,10 @@ class Programs:
         plans = [self.planned[key] for key in keys]
         return self.persistent.num_bytes + max(p.arena_bytes for p in plans) + max(p.external_bytes for p in plans)
 
+    def host_bytes(self, keys: list[tuple]) -> int:
+        """What they need of the host."""
+        return max(self.planned[key].host_bytes for key in keys)
+
     def key_of(self, name: str, micro: Any) -> tuple:
         """The key of a micro-batch's program: one for its signature, the model's modes, and the answers to what the model asks of its values."""
         given: Signature = signature(micro)

@@ -309,6 +309,8 @@ class Step:
         measured_peak_bytes = bytes of persistent storage + arena up to the highest byte written + adopted tensors at their peak.
         """
         ledger = replace(ledger_of(self.plan), predicted_peak_bytes=self.predicted_peak_bytes(), outside_bytes=self.outside_bytes)
+        if self.ran:
+            ledger = replace(ledger, predicted_host_bytes=self.programs.host_bytes(self.ran))
         if not self.measured:
             return ledger
         persistent = sum(run.numel() for run in self.runs.values())
