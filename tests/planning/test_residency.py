@@ -72,7 +72,7 @@ def asked(name: str, tp: int) -> Asked:
 @pytest.mark.parametrize("name, tp, shard, host", [(name, 1, False, True) for name in MODELS] + [("gpt", 2, True, False), ("gpt", 4, True, True)])
 def test_a_price_is_what_the_parked_graph_takes(name, tp, shard, host):
     """Any values of any order, at any pace: of the arena the lower bound of its layout, of what is adopted and of the host the bytes, and the seconds
-    of the timeline. Only of slices it may count one too many, where one is made between two nodes as another goes, or fetched early for a slow gather."""
+    of the timeline. Only of slices it may count one too many, between two nodes or for a slow gather."""
     draw = random.Random(f"{name} {tp}")
     given, persistent = asked(name, tp), asked(name, tp).finish.counted
     options = given.finish.options
