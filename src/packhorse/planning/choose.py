@@ -19,6 +19,7 @@ from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent, seen_by
 from packhorse.planning.plan import GraphPlan, LaidOut, Options, Plan, Rest, plan_graph, times_of
 from packhorse.planning.residency import (
+    LOOKS,
     ORDERS,
     Limits,
     Terrain,
@@ -218,22 +219,20 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     method = METHODS["optimal" if options.recompute == "auto" else options.recompute]
     more = [_measured(plain.facts, order) for order in more_orders(plain.facts, finish.terrain(plain), limits, method)]
     by_seconds = sorted([plain, *candidates, *more], key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
+    left = list({(id(c.facts), c.order): c for c in by_seconds}.values())
+    if room is not None and options.mesh.tp == 1:  # no more leaves the device than the host takes
+        left = [c for c in left if c.arena_bytes + c.external_bytes - host <= room * NEARLY]
     found = list(candidates)
-    distinct = {(id(c.facts), c.order): c for c in by_seconds}
-    for candidate in spread([c for c in distinct.values() if _is_worth_parking(c, candidates, room, limits, options)], ORDERS):
-        terrain = finish.terrain(candidate)
-        found += [_priced(candidate, terrain, residency) for residency, _ in proposals(terrain, limits, options.mesh)]
+    for _ in range(LOOKS):
+        # parked values make nothing faster: an order has to be faster than the best so far
+        fastest = min((c.seconds for c in found if room is not None and c.arena_bytes + c.external_bytes <= room), default=float("inf"))
+        left = [c for c in left if c.seconds < fastest]
+        looked_at = spread(left, ORDERS)
+        for candidate in looked_at:
+            terrain = finish.terrain(candidate)
+            found += [_priced(candidate, terrain, residency) for residency, _ in proposals(terrain, limits, options.mesh)]
+        left = [c for c in left if not any(c is other for other in looked_at)]
     return found
-
-
-def _is_worth_parking(candidate: Candidate, candidates: list[Candidate], room: int | None, limits: Limits, options: Options) -> bool:
-    """Parked values make nothing faster, so an order has to be faster than those that fit as they are; and with one tensor parallel rank no more leaves
-    the device than the host takes."""
-    if room is None or limits.room is None:
-        return True
-    fastest = min((c.seconds for c in candidates if c.arena_bytes + c.external_bytes <= room), default=float("inf"))
-    reachable = options.mesh.tp > 1 or candidate.arena_bytes + candidate.external_bytes - limits.host_bytes <= limits.room
-    return candidate.seconds < fastest and reachable
 
 
 def _priced(candidate: Candidate, terrain: Terrain, residency: Residency) -> Candidate:

@@ -3,9 +3,10 @@
   table1         model states on a device, by size, data parallel degree and stage (table 1)
   sizes          how large a model each stage allows (table 2), and which of the paper's models fit by their states
   fragmentation  M_D: the static layout of a step beside a caching allocator that serves the same step
+  residual       ZeRO-R: configurations C1 to C5 (table 3), run for real on 4 ranks of this machine; what P_a saves and sends
   all            all of these
 
-Models are on the meta device: no process is started and nothing is allocated.
+Models are on the meta device but for the runs of `residual`: no other process is started and nothing is allocated.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packhorse.bench.step import write_between
-from packhorse.reproduce import zero_fragmentation, zero_sizes, zero_table1
+from packhorse.reproduce import zero_fragmentation, zero_residual, zero_sizes, zero_table1
 from packhorse.reproduce.chen import table_of_claims
 from packhorse.reproduce.claims import Claim
 
@@ -49,7 +50,12 @@ def _fragmentation() -> Found:
     return Found(list(zero_fragmentation.claims(found)), zero_fragmentation.table(found), [asdict(one) for one in found])
 
 
-PARTS: dict[str, Callable[[], Found]] = {"table1": _table1, "sizes": _sizes, "fragmentation": _fragmentation}
+def _residual() -> Found:
+    found = zero_residual.residual()
+    return Found(list(zero_residual.claims(*found)), zero_residual.table(*found), zero_residual.figures(*found))
+
+
+PARTS: dict[str, Callable[[], Found]] = {"table1": _table1, "sizes": _sizes, "fragmentation": _fragmentation, "residual": _residual}
 
 
 def markers(part: str) -> tuple[str, str]:
