@@ -114,8 +114,8 @@ class Rest:
 @dataclass(frozen=True)
 class Options:
     """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES
-    of planning/residency.py, host_budget as that reads it. sketch: buffers get no offsets, an arena is as high as the most that is alive at one time, and
-    this rank decides alone: for a search that looks at many plans and runs none."""
+    of planning/residency.py, host_budget as that reads it. sketch: buffers get no offsets, an arena is as high as the most that is alive at one time,
+    and this rank decides alone: for a search that looks at many plans and runs none."""
 
     recompute: str = "auto"
     budget: int | str | None = None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from packhorse.device.device import Device
 from packhorse.errors import UserError
-from packhorse.search.grow import Grown
+from packhorse.search.grow import grown
 from packhorse.search.short import Short
 from packhorse.search.strategy import Needs, Strategy
 
-DEPTHS, SAMPLES = (2, 3), (1, 2)  # of the plans that the others are grown from
+DEPTHS = (2, 3)  # of the plans that the others are grown from
 VARIANTS = (("none", "keep"), ("blocks", "keep"), ("blocks", "shard"), ("blocks", "offload"))
 CONFIRMED = 4  # of the fastest strategies are planned at their own number of samples before they are believed
 NEAREST = 3
@@ -89,15 +89,12 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
         else:
             groups.append(strategy)
     say(f"{len(groups)} of {len(groups) + len(failures)} meshes and stages may fit by their model states")
-    if groups:
-        for place in _places(short):
-            short.capture(*place)  # here, so that all processes have it
     variants = [v for v in VARIANTS if v[1] != "offload" or short.host_budget]
     asked = [replace(s, recompute=v[0], residency=v[1]) for s in groups for v in variants if v[1] != "shard" or s.tp > 1]
     priced: list[Priced] = []
-    for strategy, corners in _corners(short, asked, within.processes):
-        priced.append(_largest(strategy, Grown(corners), short, within))
-        say(f"{priced[-1].strategy}: " + (priced[-1].why or f"{priced[-1].samples_per_s:.1f} samples/s"))
+    for one in _side_by_side(short, within, asked):
+        priced.append(one)
+        say(f"{one.strategy}: " + (one.why or f"{one.samples_per_s:.1f} samples/s"))
     fitting = sorted((p for p in priced if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
     confirmed: list[Priced] = []
     for one in fitting:
@@ -116,9 +113,11 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
 
 
 def confirm(short: Short, strategy: Strategy, usable: int) -> Priced:
-    """A strategy from plans at its own number of samples: only the depth is grown."""
-    depths = sorted({depth for depth, _ in _places(short)})
-    needs = Grown({(d, strategy.samples): short.needs(strategy, d, strategy.samples) for d in depths}).at(short.depth, strategy.samples)
+    """A strategy with offsets: the arena is as much higher than what is alive as that of a few blocks. Only the depth is grown."""
+    depths = _depths(short)
+    needs = grown({d: short.needs(strategy, d, sketch=True) for d in depths}, short.depth)
+    laid_out, sketched = (short.needs(strategy, depths[-1], sketch).arena for sketch in (False, True))
+    needs = replace(needs, arena=needs.arena * max(1.0, laid_out / max(sketched, 1.0)))
     return Priced(strategy, needs, _over(needs, usable, short.device))
 
 
@@ -157,10 +156,10 @@ class _States:
 def _states(short: Short) -> _States:
     """By plans of one rank, grown."""
     alone = Strategy(1, 1, 0, 1, "blocks", "keep")
-    depths = sorted({depth for depth, _ in _places(short)})
+    depths = _depths(short)
     found = []
     for depth in depths:
-        kinds = short.plan(alone, depth, SAMPLES[0], sketch=True).persistent.bytes_by_kind()
+        kinds = short.plan(alone, depth, sketch=True).persistent.bytes_by_kind()
         found.append((kinds["parameters"], kinds.get("gradients", 0), kinds.get("optimizer states", 0) + kinds.get("master weights", 0)))
     more = short.depth - depths[-1]
     return _States(*(last + more * (last - first) if len(found) > 1 else last for first, last in zip(found[0], found[-1])))
@@ -174,45 +173,46 @@ def _too_large(states: _States, strategy: Strategy, usable: int) -> str:
     return f"model states alone take {least / 1e9:.1f} GB of {usable / 1e9:.1f} GB" if least > usable else ""
 
 
-def _places(short: Short) -> list[tuple[int, int]]:
-    """(depth, samples) of the plans that all others are grown from."""
-    depths = [depth for depth in DEPTHS if depth < short.depth] or [short.depth]
-    return [(depth, samples) for depth in depths for samples in SAMPLES if samples <= short.samples]
+def _depths(short: Short) -> tuple[int, ...]:
+    """Of the plans that all others are grown from."""
+    return DEPTHS if short.depth > DEPTHS[-1] else (short.depth,)
 
 
-def _corners(short: Short, asked: list[Strategy], processes: int) -> Iterable[tuple[Strategy, dict[tuple[int, int], Needs]]]:
-    """The plans that each strategy is grown from, made by processes that are forked: they have what was captured."""
-    places = _places(short)
-    given = [(strategy, places) for strategy in asked]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _start, (short,)) as pool:
-        yield from zip(asked, pool.map(_needs, given))
+def _side_by_side(short: Short, within: Within, asked: list[Strategy]) -> Iterable[Priced]:
+    """Every strategy with the batch that suits it, by processes that are forked: they have what was captured."""
+    if asked:
+        short.learn(_depths(short), [samples for samples, _ in within.batches])
+    with ProcessPoolExecutor(within.processes, multiprocessing.get_context("fork"), _start, (short, within)) as pool:
+        yield from pool.map(_with_its_batch, asked)
 
 
-_planning: list[Short] = []  # of a forked process: what it plans. Modules and graphs are inherited, not sent
+_planning: list[tuple[Short, Within]] = []  # of a forked process: what it plans. Modules and graphs are inherited, not sent
 
 
-def _start(short: Short) -> None:
-    _planning.append(short)
+def _start(short: Short, within: Within) -> None:
+    _planning.append((short, within))
 
 
-def _needs(given: tuple[Strategy, list[tuple[int, int]]]) -> dict[tuple[int, int], Needs]:
-    strategy, places = given
-    return {place: _planning[0].needs(strategy, *place, sketch=True) for place in places}
+def _with_its_batch(strategy: Strategy) -> Priced:
+    """The largest batch that fits, or the one before it where that is faster; the smallest one, and why not, if none does."""
+    short, within = _planning[0]
+    known: dict[int, Priced] = {}
 
+    def at(place: int) -> Priced:
+        if place not in known:
+            samples, micros = within.batches[place]
+            one = replace(strategy, samples=samples, num_micro_batches=micros)
+            needs = grown({d: short.needs(one, d, sketch=True) for d in _depths(short)}, short.depth)
+            known[place] = Priced(one, needs, _over(needs, within.usable, short.device))
+        return known[place]
 
-def _largest(strategy: Strategy, grown: Grown, short: Short, within: Within) -> Priced:
-    """The fastest of the batches that fit; the first one, and why not, if none does."""
-    best: Priced | None = None
-    for samples, micros in within.batches:
-        needs = grown.at(short.depth, samples)
-        needs = replace(needs, seconds=needs.seconds * micros, flops=needs.flops * micros)
-        one = Priced(replace(strategy, samples=samples, num_micro_batches=micros), needs, _over(needs, within.usable, short.device))
-        if one.why:
-            return best or one
-        if best is None or one.samples_per_s > best.samples_per_s:
-            best = one
-    assert best is not None
-    return best
+    low, high = 0, len(within.batches)  # the first that does not fit lies in between
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if at(middle).why else (middle + 1, high)
+    if low == 0:
+        return at(0)
+    return max((at(place) for place in range(max(0, low - 2), low)), key=lambda one: one.samples_per_s)
 
 
 def _over(needs: Needs, usable: int, device: Device) -> str:
