@@ -24,7 +24,13 @@ def a_cell(joint=(0.9, 1.0), recompute=(1.0, 1.1), blocks=(1.2, 1.3), **joint_fi
 
     def ran(way, pair, **fields):
         noise = (0.0, 0.01, -0.01, 0.02, -0.02, 0.03, -0.03, 0.0, 0.0)
-        given = {"peak_bytes": 90 * MIB, "exact": True, "equal": True, "seconds": [pair[1] * (1 + n) for n in noise]}
+        given = {
+            "peak_bytes": 90 * MIB,
+            "exact": True,
+            "equal": True,
+            "seconds": [pair[1] * (1 + n) for n in noise],
+            "cpu_seconds": [2 * pair[0]] * 9,
+        }
         return Ran(way, True, pair[0], **given | fields)
 
     names = list(WAYS)

@@ -44,7 +44,8 @@ HOPELESS = 1.05  # a budget that is so far below the least plan of a way is not 
 class Ran:
     """A way in a cell. fits: there is a plan within the budget. predicted_s, and bytes: of the rank with the most. exact: peak, bytes on the host and
     bytes sent were the predicted ones, on every rank in every step; equal: losses and last gradients have the bits of keeping everything.
-    seconds: of each round's step, of the slowest rank. same_as: another way with the very same programs."""
+    seconds: of each round's step, of the slowest rank; cpu_seconds: CPU seconds of all ranks and threads, waiting left out. same_as: another way
+    with the very same programs."""
 
     way: str
     fits: bool
@@ -54,6 +55,7 @@ class Ran:
     exact: bool = False
     equal: bool = False
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     same_as: str = ""
 
 
@@ -168,14 +170,16 @@ class Rank:
         steps = {way: packhorse.compile(*pair) for way, pair in found.items()}
         losses: dict[str, list[float]] = {way: [] for way in steps}
         walls: dict[str, list[float]] = {way: [] for way in steps}
+        cpus: dict[str, list[float]] = {way: [] for way in steps}
         exact = dict.fromkeys(steps, True)
         order = list(steps)
         for number in range(WARM_UP + self.asked["rounds"]):
             for way in order[number % len(order) :] + order[: number % len(order)]:
                 dist.barrier()
-                begin = time.perf_counter()
+                begin, cpu = time.perf_counter(), time.process_time()
                 losses[way].append(steps[way](self.batch).item())
                 walls[way].append(time.perf_counter() - begin)
+                cpus[way].append(time.process_time() - cpu)
                 exact[way] &= is_exact(steps[way])
         rans = []
         for way in WAYS:
@@ -183,11 +187,13 @@ class Rank:
                 rans.append(Ran(way, False))
                 continue
             plan = found[way][1]
-            mine = plan.seconds, plan.peak_bytes, plan.host_bytes, exact[way], digest(losses[way], steps[way].grads()) == wanted, walls[way]
-            predicted, peaks, hosts, exacts, equals, taken = zip(*self.every(mine))
+            equal = digest(losses[way], steps[way].grads()) == wanted
+            mine = plan.seconds, plan.peak_bytes, plan.host_bytes, exact[way], equal, walls[way], cpus[way]
+            predicted, peaks, hosts, exacts, equals, taken, used = zip(*self.every(mine))
             same = [other for other in found if other != way and found[other][1].programs == plan.programs]
             slowest = [max(of_ranks) for of_ranks in zip(*taken)][WARM_UP:]
-            rans.append(Ran(way, True, max(predicted), max(peaks), max(hosts), all(exacts), all(equals), slowest, "".join(same[:1])))
+            in_all = [sum(of_ranks) for of_ranks in zip(*used)][WARM_UP:]
+            rans.append(Ran(way, True, max(predicted), max(peaks), max(hosts), all(exacts), all(equals), slowest, in_all, "".join(same[:1])))
         return rans
 
 
