@@ -9,15 +9,16 @@ import packhorse as ph
 from packhorse.capture.flat_storage import Widths
 from packhorse.device.device import load_device
 from packhorse.errors import BudgetError, UserError
+from packhorse.graph.stamp import same_but_for_names
 from packhorse.models.gpt import GPT
 from packhorse.models.lstm import LSTM
-from packhorse.search.grow import Grown
-from packhorse.search.search import Within, confirm, doublings, search
+from packhorse.search.grow import grown
+from packhorse.search.search import DEPTHS, Within, confirm, doublings, search
 from packhorse.search.short import Short
 from packhorse.search.strategy import Strategy
 
 pytestmark = pytest.mark.cpu
-BLOCKS, SAMPLES = 9, 8
+BLOCKS, SAMPLES, USABLE = 9, 8, 4_000_000
 # enough for some strategies of 4 ranks and not for others
 DEVICE = replace(load_device("v100-dgx2"), memory_bytes=2_000_000, usable=1.0, host_memory_bytes=10_000_000)
 
@@ -46,28 +47,36 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.dp} {s.tp} {s.stage} {s.recompute} {s.residency}")
 def test_the_whole_model_needs_what_was_grown(of_nine, strategy):
-    corners = {(d, b): of_nine.needs(strategy, d, b, sketch=True) for d in (2, 3) for b in (1, 2)}
-    grown, truth = Grown(corners).at(BLOCKS, SAMPLES), of_nine.needs(strategy, BLOCKS, SAMPLES, sketch=True)
+    foretold = grown({depth: of_nine.needs(strategy, depth, sketch=True) for depth in DEPTHS}, BLOCKS)
+    truth = of_nine.needs(strategy, BLOCKS, sketch=True)
     for name in ("persistent", "host", "sent", "flops"):
-        assert getattr(grown, name) == pytest.approx(getattr(truth, name), rel=0.01), name
-    assert 0.995 * truth.peak <= grown.peak <= 1.1 * truth.peak
-    assert grown.seconds == pytest.approx(truth.seconds, rel=0.05)
+        assert getattr(foretold, name) == pytest.approx(getattr(truth, name), rel=0.01), name
+    assert 0.999 * truth.peak <= foretold.peak <= 1.02 * truth.peak
+    assert foretold.seconds == pytest.approx(truth.seconds, rel=0.05)
+
+
+def test_batches_are_stamped_out_as_they_are_captured():
+    """Three captures foretell a fourth, value by value."""
+    learned, plain = short(), short()
+    learned.learn([2], [1, 2, 3, 4, 8])
+    assert set(learned.captured) == {(2, 1), (2, 2), (2, 3), (2, 4)} and learned.learned
+    assert same_but_for_names(learned.capture(2, 8).graph, plain.capture(2, 8).graph, {}, {})
 
 
 def test_a_sketch_is_the_plan_without_offsets(of_nine):
-    laid_out, sketched = (of_nine.plan(STRATEGIES[2], 3, 2, sketch) for sketch in (False, True))
+    laid_out, sketched = (of_nine.plan(STRATEGIES[2], 3, sketch) for sketch in (False, True))
     assert sketched.persistent_bytes == laid_out.persistent_bytes and sketched.comm_bytes == laid_out.comm_bytes
     assert sketched.seconds == laid_out.seconds
-    assert 0.97 * laid_out.arena_bytes <= sketched.arena_bytes <= laid_out.arena_bytes
+    assert 0.9 * laid_out.arena_bytes <= sketched.arena_bytes <= laid_out.arena_bytes
 
 
 def test_what_is_found_keeps_to_the_memory(of_nine):
     """The best and its neighbours, planned whole with offsets."""
-    answer = search(of_nine, Within(4, doublings(SAMPLES), 700_000, processes=1))
+    answer = search(of_nine, Within(4, ((1, 1), (SAMPLES, 1)), USABLE, tp=2, processes=2))
     assert answer.best is not None and answer.failures
     for one in (answer.best, *answer.nearest):
-        plan = of_nine.plan(one.strategy, BLOCKS, one.strategy.samples)
-        assert plan.peak_bytes <= 700_000 * 1.001 and one.strategy.dp * one.strategy.tp == 4
+        plan = of_nine.plan(one.strategy, BLOCKS)
+        assert plan.peak_bytes <= USABLE * 1.001 and one.strategy.dp * one.strategy.tp == 4
     assert answer.best.samples_per_s >= max(one.samples_per_s for one in answer.nearest)
     assert any("model states alone" in one.why or "takes" in one.why for one in answer.failures)
 

@@ -11,7 +11,7 @@ from packhorse.search.grow import grown
 from packhorse.search.short import Short
 from packhorse.search.strategy import Needs, Strategy
 
-DEPTHS = (2, 3)  # of the plans that the others are grown from
+DEPTHS = (3, 4)  # of the plans that the others are grown from
 VARIANTS = (("none", "keep"), ("blocks", "keep"), ("blocks", "shard"), ("blocks", "offload"))
 CONFIRMED = 4  # of the fastest strategies are planned at their own number of samples before they are believed
 NEAREST = 3
