@@ -34,7 +34,7 @@ from packhorse.recompute.bound import least_extra_seconds
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
 from packhorse.recompute.mirror import Order, order_of, replay
-from packhorse.recompute.optimal import is_large, is_outside
+from packhorse.recompute.optimal import is_large, is_outside, optimal
 from packhorse.recompute.simulate import bytes_of, live_nodes, seconds_of
 from packhorse.recompute.table import METHODS
 from packhorse.residency.park import node_seconds, park, seconds_by_result
@@ -216,7 +216,7 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
     limits = Limits(None if room is None else int(room * NEARLY), host)
-    method = METHODS["optimal" if options.recompute == "auto" else options.recompute]
+    method = partial(optimal, thorough=False) if options.recompute in ("auto", "optimal") else METHODS[options.recompute]
     more = [_measured(plain.facts, order) for order in more_orders(plain.facts, finish.terrain(plain), limits, method)]
     by_seconds = sorted([plain, *candidates, *more], key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
     left = list({(id(c.facts), c.order): c for c in by_seconds}.values())

@@ -278,7 +278,7 @@ def discounted(facts: Facts, residency: Residency) -> Facts:
 def more_orders(facts: Facts, terrain: Terrain, limits: Limits, method: Callable[[Facts, int | None], list[Order]]) -> list[Order]:
     """Orders that a method proposes when it knows that some values will wait elsewhere. terrain: of the graph that keeps everything."""
     shard, host = terrain.tp > 1, limits.host_bytes > 0
-    sets = [terrain.everywhere(shard, host, 2, lag * terrain.begins[-1], limits.host_bytes) for lag in (LAGS[1:6:2] if host else (0.0,))]
+    sets = [terrain.everywhere(shard, host, 2, lag * terrain.begins[-1], limits.host_bytes) for lag in (LAGS[2:6:3] if host else (0.0,))]
     orders: list[Order] = []
     for found in dict.fromkeys(sets):
         if found.parked:

@@ -47,10 +47,11 @@ def is_outside(facts: Facts) -> bool:
     return max(found.external, default=0) > SHARE_OUTSIDE * max(found.arena, default=0)
 
 
-def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
+def optimal(facts: Facts, limit: int | None = None, thorough: bool = True) -> list[Order]:
     """The plans on the curve of the dynamic program, and those of the simpler methods, so that none of them is ever better.
 
-    For a graph that is not large they are the same whatever the limit. Of a large one, the best that was found for the limit.
+    For a graph that is not large they are the same whatever the limit. Of a large one, the best that was found for the limit. thorough: with the
+    local search over single counts.
     """
     plain = order_of(facts, {})
     curve = _Curve(facts, bytes_of(facts, plain).peak)
@@ -62,7 +63,7 @@ def optimal(facts: Facts, limit: int | None = None) -> list[Order]:
         chain = curve.chain(halving, slots)
         wanted = range(slots // 2 if halving < len(SLOTS) - 2 else 0, slots + 1)
         starts += [curve.counts(chain, m) for m in _evenly(_falls(chain.best(), wanted), PROPOSALS)]
-    orders += [order_of(facts, counts) for counts in starts[1:]] + improve(facts, starts)
+    orders += [order_of(facts, counts) for counts in starts[1:]] + (improve(facts, starts) if thorough else [])
     return list(dict.fromkeys(orders))
 
 
