@@ -61,7 +61,7 @@ def model_of(name: str) -> nn.Module:
         return {"GPT": GPT, "BERT": BERT}[name](vocab=VOCAB, layers=LAYERS, width=WIDTH, heads=HEADS, seq_len=TOKENS, dropout=0.1)
     import transformers
 
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 2}
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS // 2, "num_key_value_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=VOCAB, use_cache=False))
 
 

@@ -115,19 +115,26 @@ def choose(
     if allowed is None:
         fastest = method in ("none", "optimal") and options.budget is None
         return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, unhurried, None)
-    found: list[LaidOut] = []
-    nearly = allowed if is_large(facts) else allowed * NEARLY
-    for candidate in sorted(candidates, key=lambda c: (c.seconds, rest.peak(c))):
-        if len(found) == LOOKED_AT or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
-            break
-        if rest.peak(candidate) + more <= nearly:
+    nearly, host = allowed if is_large(facts) else allowed * NEARLY, finish.host_bytes(plain)
+    ranked = sorted((c for c in candidates if rest.peak(c) + more <= nearly), key=lambda c: (c.seconds, rest.peak(c)))
+
+    def fitting(those: list[Candidate], most: int) -> list[LaidOut]:
+        """The first ones whose layouts fit, while they promise to be faster than those before."""
+        found: list[LaidOut] = []
+        for candidate in those:
+            if len(found) == most or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
+                break
             for ahead in finish.ways:
                 laid_out = finish.laid_out(candidate, ahead)
-                if rest.peak(laid_out) <= allowed and laid_out.host_bytes <= finish.host_bytes(plain):
+                if rest.peak(laid_out) <= allowed and laid_out.host_bytes <= host:
                     found.append(laid_out)
                     break
-        if found and not any(c.residency.parked for c in candidates):
-            break
+        return found
+
+    waiting = any(c.residency.parked for c in candidates)
+    found = fitting(ranked, LOOKED_AT if waiting else 1)
+    if waiting:  # prices leave out what ZeRO sends: what recomputation or the links alone can do is looked at in any case
+        found += fitting([c for c in ranked if not c.residency.parked], 1) + fitting([c for c in ranked if c.order == plain.order], 1)
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
         return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes))
