@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent / "recompute"))
 sys.path.insert(0, str(Path(__file__).parent / "parallel"))
 sys.path.insert(0, str(Path(__file__).parent / "optim"))
-sys.path.insert(0, str(Path(__file__).parent / "residency"))
 
 
 @pytest.fixture(autouse=True)

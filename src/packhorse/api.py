@@ -9,8 +9,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from packhorse.capture.batch import canonical, tensors_of
 from packhorse.capture.dtypes import SHORT
-from packhorse.capture.flat_storage import Widths
-from packhorse.capture.precision import PRECISIONS, is_narrow
+from packhorse.capture.flat_storage import widths_of
 from packhorse.device.device import load_device
 from packhorse.errors import BatchError, UserError
 from packhorse.mesh import Mesh
@@ -85,7 +84,7 @@ def plan(
         raise UserError(f"recompute={recompute!r} is no method; expected auto or one of {', '.join(METHODS)}")
     budget_bytes(budget, 0)  # what is no budget is refused before anything is captured
     host_budget_bytes(host_budget, 0)
-    widths = _widths(model, precision, grad_dtype)
+    widths = widths_of(model, precision, grad_dtype)
     described = load_device(device)
     if automatic:
         short = Short(model, batch, optimizer, loss, widths, clip_norm, described, tensor_plan, sequence_parallel, host_budget)
@@ -172,21 +171,6 @@ def _check_arguments(model: Any, batch: Any, optimizer: Any, loss: Any, clip_nor
             f"packhorse.plan was given a list of {len(batch)} batches, num_micro_batches is {num_micro_batches}; "
             f"{f'set num_micro_batches={len(batch)}' if batch else 'give at least one batch'}"
         )
-
-
-def _widths(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | None) -> Widths:
-    if precision not in PRECISIONS:
-        raise UserError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)} (fp32 keeps the model's own dtype)")
-    if grad_dtype is not None and (not isinstance(grad_dtype, torch.dtype) or not grad_dtype.is_floating_point or grad_dtype.itemsize < 2):
-        raise UserError(f"grad_dtype={grad_dtype!r}: expected a floating-point dtype such as torch.float32, or None to keep gradients as they come")
-    compute = PRECISIONS[precision]
-    other = next((n for n, p in model.named_parameters() if compute is not None and is_narrow(p.dtype) and p.dtype != compute), None)
-    if other is not None:
-        raise UserError(
-            f"precision={precision!r}, but the parameter {other!r} is {model.get_parameter(other).dtype}, which would lose bits in it; give a "
-            "float32 model (model.float()), or choose the precision that it has"
-        )
-    return Widths(compute, grad_dtype, scaled=compute is torch.float16)
 
 
 def _rank_of(rank: int | None, mesh: Mesh) -> int:

@@ -10,6 +10,7 @@ from packhorse.graph.operators import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from packhorse.models.gpt import GPT
 from packhorse.models.sizes import Size
 from packhorse.reproduce import megatron, megatron_counts, megatron_depth, megatron_ranks, megatron_sizes
+from packhorse.reproduce.claims import Claim
 from packhorse.reproduce.megatron_job import Ran
 
 pytestmark = pytest.mark.cpu
@@ -135,7 +136,7 @@ def test_a_page_without_markers_and_too_few_steps_are_refused_before_the_work(tm
 
 
 def test_a_part_is_written_between_its_own_markers(tmp_path, capsys, monkeypatch):
-    part = megatron.Found([megatron.Claim("what", "paper", "ours", False)], "the table", [1], {"figure.svg": "<svg/>"})
+    part = megatron.Found([Claim("what", "paper", "ours", False)], "the table", [1], {"figure.svg": "<svg/>"})
     monkeypatch.setitem(megatron.PARTS, "depth", lambda asked: part)
     page = tmp_path / "page.md"
     page.write_text("\n".join(["before", *megatron.markers("depth"), "after"]))

@@ -72,6 +72,7 @@ def slow_device(model: str, layers: int, samples: int) -> Device:
 
 
 def joint(cell: Cell) -> Ran:
+    """The plan in which everything is decided together."""
     return next(ran for ran in cell.rans if ran.way == JOINT)
 
 
@@ -119,6 +120,7 @@ def is_slower(cell: Cell) -> bool:
 
 
 def is_never_slower_predicted(cell: Cell) -> bool:
+    """By the planner's own seconds."""
     return predicted_gain(cell) * SAME >= 1
 
 

@@ -13,8 +13,9 @@ import torch
 
 from packhorse.capture.capture import Captured
 from packhorse.capture.dtypes import SHORT
-from packhorse.capture.precision import computed_dtype, is_narrow
+from packhorse.capture.precision import PRECISIONS, computed_dtype, is_narrow
 from packhorse.capture.trace import dense_strides, distinct
+from packhorse.errors import UserError
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Value
 from packhorse.optim.elementwise import is_fused
@@ -52,6 +53,22 @@ class Widths:
     compute: torch.dtype | None = None
     grads: torch.dtype | None = None
     scaled: bool = False
+
+
+def widths_of(model: torch.nn.Module, precision: str, grad_dtype: torch.dtype | None) -> Widths:
+    """Of words and a dtype as `packhorse.plan` takes them. Raises UserError for what is none, and for parameters that would lose bits."""
+    if precision not in PRECISIONS:
+        raise UserError(f"precision={precision!r} is not known; expected one of {', '.join(PRECISIONS)} (fp32 keeps the model's own dtype)")
+    if grad_dtype is not None and (not isinstance(grad_dtype, torch.dtype) or not grad_dtype.is_floating_point or grad_dtype.itemsize < 2):
+        raise UserError(f"grad_dtype={grad_dtype!r}: expected a floating-point dtype such as torch.float32, or None to keep gradients as they come")
+    compute = PRECISIONS[precision]
+    other = next((n for n, p in model.named_parameters() if compute is not None and is_narrow(p.dtype) and p.dtype != compute), None)
+    if other is not None:
+        raise UserError(
+            f"precision={precision!r}, but the parameter {other!r} is {model.get_parameter(other).dtype}, which would lose bits in it; give a "
+            "float32 model (model.float()), or choose the precision that it has"
+        )
+    return Widths(compute, grad_dtype, scaled=compute is torch.float16)
 
 
 def flat_storage(

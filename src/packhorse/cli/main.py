@@ -87,10 +87,12 @@ def _print_search(
         if sys.stderr.isatty():
             typer.echo(text, err=True)
 
+    if min_gpus and (given or gpus is not None):
+        raise UserError("--min-gpus looks for the number of devices and tries every strategy: leave --gpus and --given out")
     if min_gpus:
         num_ranks, settings, short, answer = fewest_ranks(config, overrides, device, say)
     else:
-        num_ranks = gpus or 1
+        num_ranks = 1 if gpus is None else gpus
         settings, short, answer = searched(config, overrides, num_ranks, device, given, say)
     found = figures(answer, settings.data.seq_len, tokens, num_ranks) | {"num_ranks": num_ranks}
     lines = [told(settings, short, answer, num_ranks, tokens)]

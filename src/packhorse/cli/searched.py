@@ -7,29 +7,26 @@ from typing import Any
 
 import torch
 
-from packhorse.capture.flat_storage import Widths
-from packhorse.capture.precision import PRECISIONS
+from packhorse.capture.flat_storage import widths_of
 from packhorse.device.device import Device, load_device
 from packhorse.errors import UserError
 from packhorse.search.search import Answer, Priced, Within, confirm, doublings, search, usable_bytes
 from packhorse.search.short import Short
 from packhorse.search.strategy import Strategy
-from packhorse.train.build import build_model, build_optimizer
+from packhorse.train.build import GRADIENT_DTYPES, build_model, build_optimizer
 from packhorse.train.config import Config
 from packhorse.train.config_file import load_config
 from packhorse.train.task import named
 
 MOST_SAMPLES = 64  # of a micro-batch of one dp rank that a search looks at
 _DAY_S = 86400.0
-_GRADIENTS = {"same": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def short_of(config: Config, device: Device, samples: int) -> Short:
     """The model of a configuration, to be planned a few blocks at a time. Raises what building it raises."""
     model = build_model(config, "meta")
     ids = torch.zeros(samples, config.data.seq_len, dtype=torch.int64)
-    compute = PRECISIONS[config.precision.compute]
-    widths = Widths(compute, _GRADIENTS[config.precision.gradients], scaled=compute is torch.float16)
+    widths = widths_of(model, config.precision.compute, GRADIENT_DTYPES[config.precision.gradients])
     host = config.memory.host_budget if config.memory.host_budget is not None else device.host_memory_bytes
     plan, sequence = config.mesh.tensor_plan or None, config.mesh.sequence_parallel
     batch = named(config.model, ids, ids.clone())

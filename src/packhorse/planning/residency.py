@@ -36,7 +36,6 @@ LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, float("inf"))  # of the seconds of the g
 DEPTHS = (1, 2, 4)  # copies under way in each direction
 ORDERS = 16  # that values are parked in, spread over those that the methods of recomputation propose and that may still be the fastest
 LOOKS = 3  # so often, each time over those faster than the best so far
-SLICE, HOST, SLICE_ON_HOST = Parked(True, False), Parked(False, True), Parked(True, True)
 
 
 @dataclass(frozen=True)

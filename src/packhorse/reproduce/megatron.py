@@ -13,20 +13,15 @@ most of the time that it all takes: --steps and --seeds make it shorter.
 """
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from packhorse.bench.step import write_between
 from packhorse.errors import UserError
 from packhorse.reproduce import megatron_counts, megatron_depth, megatron_ranks, megatron_sizes
-from packhorse.reproduce.chen import table_of_claims
-from packhorse.reproduce.claims import Claim
+from packhorse.reproduce.parts import Found, run_parts, say, told
 
 DEGREES, QUICK_DEGREES = (2, 4, 8), (2,)  # of counts
 RANKS, QUICK_RANKS = (1, 2, 4), (1, 2)  # of processes on this machine
@@ -34,16 +29,6 @@ QUICK_SIZES = ("megatron-1.2b",)
 STEPS, QUICK_STEPS = 600, 20  # of depth
 CURVE_STEPS, QUICK_CURVE_STEPS, TIMED_STEPS, QUICK_TIMED_STEPS = 40, 5, 5, 2
 SEEDS = 3
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a part has to say. figures: JSON-able. pictures: file name -> SVG."""
-
-    claims: list[Claim]
-    text: str
-    figures: Any
-    pictures: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -56,25 +41,25 @@ class Asked:
 
 
 def _counts(asked: Asked) -> Found:
-    found = list(_told("counts", megatron_counts.counts(QUICK_DEGREES if asked.quick else DEGREES), lambda c: f"{c.model}, tp {c.ranks}, {c.how}"))
+    found = list(told("counts", megatron_counts.counts(QUICK_DEGREES if asked.quick else DEGREES), lambda c: f"{c.model}, tp {c.ranks}, {c.how}"))
     figures = [{**asdict(c), "whole": [[op, phase, times] for (op, phase), times in c.whole.items()]} for c in found]
     return Found(list(megatron_counts.claims(found)), megatron_counts.table(found), figures, {})
 
 
 def _sizes(asked: Asked) -> Found:
     names = QUICK_SIZES if asked.quick else tuple(megatron_sizes.TABLE)
-    found = list(_told("sizes", megatron_sizes.sizes(names), lambda p: f"{p.name}, tp {p.ranks}: {p.planning_s:.0f} CPU seconds"))
+    found = list(told("sizes", megatron_sizes.sizes(names), lambda p: f"{p.name}, tp {p.ranks}: {p.planning_s:.0f} CPU seconds"))
     return Found(list(megatron_sizes.claims(found)), megatron_sizes.table(found), [asdict(p) for p in found], {})
 
 
 def _curves(asked: Asked) -> Found:
     jobs = megatron_ranks.curves(QUICK_RANKS if asked.quick else RANKS, QUICK_CURVE_STEPS if asked.quick else CURVE_STEPS)
-    found = list(_told("curves", jobs, lambda job: f"tp {job.ranks}, {job.micro_batches} micro-batches"))
+    found = list(told("curves", jobs, lambda job: f"tp {job.ranks}, {job.micro_batches} micro-batches"))
     return Found(list(megatron_ranks.claims_of_curves(found)), megatron_ranks.table_of_curves(found), [asdict(job) for job in found], {})
 
 
 def _scaling(asked: Asked) -> Found:
-    _say("scaling: running")
+    say("scaling: running")
     found = megatron_ranks.scaling(QUICK_RANKS if asked.quick else RANKS, QUICK_TIMED_STEPS if asked.quick else TIMED_STEPS)
     figures = {name: [asdict(job) for job in jobs] for name, jobs in found.items()}
     return Found(list(megatron_ranks.claims_of_scaling(found)), megatron_ranks.table_of_scaling(found), figures, {})
@@ -82,7 +67,7 @@ def _scaling(asked: Asked) -> Found:
 
 def _depth(asked: Asked) -> Found:
     runs = megatron_depth.runs(asked.steps, tuple(range(asked.seeds)))
-    found = list(_told("depth", runs, lambda r: f"{r.recipe}, {megatron_depth.NAMES[r.pre_norm]}, seed {r.seed}: {r.parts()[-1]:.3f} nats"))
+    found = list(told("depth", runs, lambda r: f"{r.recipe}, {megatron_depth.NAMES[r.pre_norm]}, seed {r.seed}: {r.parts()[-1]:.3f} nats"))
     pictures = {"megatron-depth.svg": megatron_depth.picture(found)}
     return Found(list(megatron_depth.claims(found)), megatron_depth.table(found), [asdict(run) for run in found], pictures)
 
@@ -110,35 +95,9 @@ def run(arguments: list[str], *, as_json: bool) -> int:
             f"reproduce megatron: --steps {asked.steps} --seeds {asked.seeds}: expected {megatron_depth.PARTS} or more steps, 1 or more seeds"
         )
     names = list(PARTS) if given.what == "local" else [given.what]
-    if given.write:
-        for name in names:
-            write_between(given.write, *markers(name), None)  # a file that cannot take the tables is said before the work
     torch.set_num_threads(1)
-    said: dict[str, Found] = {}
-    for name in names:
-        said[name] = found = PARTS[name](asked)
-        text = f"{table_of_claims(found.claims)}\n\n{found.text}"
-        if not as_json:
-            print(f"{'' if len(said) == 1 else chr(10)}## {name}\n\n{text}", flush=True)
-        if given.write:
-            write_between(given.write, *markers(name), text)
-            for file, picture in found.pictures.items():
-                (given.write.parent / file).write_text(picture)
-    if as_json:
-        print(json.dumps({name: {"claims": [asdict(claim) for claim in found.claims], "figures": found.figures} for name, found in said.items()}))
-    return int(any(claim.holds is False for found in said.values() for claim in found.claims))
+    return run_parts(names, lambda name: PARTS[name](asked), markers, given.write, as_json)
 
 
 def _number(given: int | None, default: int) -> int:
     return default if given is None else given
-
-
-def _told(part: str, found: Iterable[Any], words: Callable[[Any], str]) -> Iterable[Any]:
-    """As they come, each said on stderr."""
-    for one in found:
-        _say(f"{part}: {words(one)}")
-        yield one
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

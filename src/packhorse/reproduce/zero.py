@@ -10,26 +10,12 @@ Models are on the meta device but for the runs of `residual`: no other process i
 """
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from packhorse.bench.step import write_between
 from packhorse.reproduce import zero_fragmentation, zero_residual, zero_sizes, zero_table1
-from packhorse.reproduce.chen import table_of_claims
-from packhorse.reproduce.claims import Claim
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a part has to say. figures: JSON-able."""
-
-    claims: list[Claim]
-    text: str
-    figures: Any
+from packhorse.reproduce.parts import Found, run_parts, say, told
 
 
 def _table1() -> Found:
@@ -45,7 +31,7 @@ def _sizes() -> Found:
 
 def _fragmentation() -> Found:
     found = list(
-        _told("fragmentation", zero_fragmentation.fragmentation(), lambda one: f"{one.case.name}: planned in {one.planning_s:.0f} CPU seconds")
+        told("fragmentation", zero_fragmentation.fragmentation(), lambda one: f"{one.case.name}: planned in {one.planning_s:.0f} CPU seconds")
     )
     return Found(list(zero_fragmentation.claims(found)), zero_fragmentation.table(found), [asdict(one) for one in found])
 
@@ -70,29 +56,9 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="Markdown file whose tables of these parts are replaced")
     given = parser.parse_args(arguments)
     names = list(PARTS) if given.what == "all" else [given.what]
-    if given.write:
-        for name in names:
-            write_between(given.write, *markers(name), None)  # a file that cannot take the tables is said before the work
-    said: dict[str, Found] = {}
-    for name in names:
-        _say(f"{name}: running")
-        said[name] = found = PARTS[name]()
-        text = f"{table_of_claims(found.claims)}\n\n{found.text}"
-        if not as_json:
-            print(f"{'' if len(said) == 1 else chr(10)}## {name}\n\n{text}", flush=True)
-        if given.write:
-            write_between(given.write, *markers(name), text)
-    if as_json:
-        print(json.dumps({name: {"claims": [asdict(claim) for claim in found.claims], "figures": found.figures} for name, found in said.items()}))
-    return int(any(claim.holds is False for found in said.values() for claim in found.claims))
 
+    def make(name: str) -> Found:
+        say(f"{name}: running")
+        return PARTS[name]()
 
-def _told(part: str, found: Iterable[Any], words: Callable[[Any], str]) -> Iterable[Any]:
-    """As they come, each said on stderr."""
-    for one in found:
-        _say(f"{part}: {words(one)}")
-        yield one
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return run_parts(names, make, markers, given.write, as_json)

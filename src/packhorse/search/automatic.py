@@ -27,7 +27,10 @@ def found_budget(budget: int | str | None, device: Device) -> int:
 
 
 def found_by_search(short: Short, mesh: Any, zero_stage: Any, num_micro_batches: Any, budget: int | str | None) -> Strategy:
-    """The fastest strategy that keeps to what is given. Raises BudgetError if none fits, with the reason of each."""
+    """The fastest strategy that keeps to what is given. Raises BudgetError if none fits, with the reason of each, and UserError for what is neither
+    a value nor "auto"."""
+    if not (mesh in (None, "auto") or isinstance(mesh, Mesh)) or zero_stage not in (0, 1, 2, 3, "auto"):
+        raise UserError(f"mesh={mesh!r}, zero_stage={zero_stage!r}: expected a packhorse.Mesh, None or auto, and a stage from 0 to 3 or auto")
     given = mesh if isinstance(mesh, Mesh) else Mesh() if mesh is None else None
     num_ranks = given.world_size if given else int(os.environ.get("WORLD_SIZE", "1"))
     samples = short.samples

@@ -13,8 +13,7 @@ from packhorse.search.strategy import Needs, Strategy
 
 DEPTHS = (3, 4)  # of the plans that the others are grown from
 VARIANTS = (("none", "keep"), ("blocks", "keep"), ("blocks", "shard"), ("blocks", "offload"))
-CONFIRMED = 4  # of the fastest strategies are planned at their own number of samples before they are believed
-NEAREST = 3
+CONFIRMED = 4  # strategies, the fastest and those nearest to it, are laid out before they are believed
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def usable_bytes(device: Device) -> int:
 def search(short: Short, within: Within, say: Callable[[str], None] = lambda text: None) -> Answer:
     """The fastest strategy on `within.num_ranks` ranks of the device, and its neighbours. Deterministic.
 
-    Raises UserError for a device without a memory size or a topology that does not hold the ranks.
+    Raises UserError for a topology that does not hold the ranks.
     """
     usable = within.usable
     if within.num_ranks < 1:
@@ -82,8 +81,11 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
     failures: list[Priced] = []
     groups = []
     states = _states(short)
+    refused: dict[int, str] = {}
     for strategy in _meshes(short, within):
-        why = _refused(short, strategy) or _too_large(states, strategy, usable)
+        if strategy.tp not in refused:
+            refused[strategy.tp] = _refused(short, strategy)
+        why = refused[strategy.tp] or _too_large(states, strategy, usable)
         if why:
             failures.append(Priced(strategy, None, why))
         else:
@@ -98,7 +100,7 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
     fitting = sorted((p for p in priced if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
     confirmed: list[Priced] = []
     for one in fitting:
-        if len(confirmed) > NEAREST or (confirmed and len(confirmed) >= CONFIRMED):
+        if len(confirmed) == CONFIRMED:
             break
         sure = confirm(short, one.strategy, usable)
         if not sure.why:
@@ -109,7 +111,7 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
     for one in sorted(priced, key=lambda p: p.strategy):
         if one.why and (one.strategy.tp, one.strategy.stage) not in held:
             failures.append(one)
-    return Answer(confirmed[0] if confirmed else None, tuple(confirmed[1 : 1 + NEAREST]), tuple(failures))
+    return Answer(confirmed[0] if confirmed else None, tuple(confirmed[1:]), tuple(failures))
 
 
 def confirm(short: Short, strategy: Strategy, usable: int) -> Priced:

@@ -29,8 +29,8 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one step on the rank that was planned: bytes of the device (persistent, arena, external), of the host, sent to others; seconds, and those of
-    them that the computation waits; flops.
+    """Of one step on the rank that was planned: bytes of the device (persistent, arena, external), of the host, sent to others;
+    seconds; flops.
 
     saved_bytes: what of the arena and of external tensors waits for the backward pass.
     """

@@ -23,7 +23,7 @@ from packhorse.train.engine import Batch, Engine, Plan, Step
 from packhorse.train.optimizer import make_optimizer
 from packhorse.train.task import named, objective_of, posed, source_of, vocab_of
 
-_GRADIENTS = {"same": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GRADIENT_DTYPES = {"same": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_model(config: Config, device: str = "cpu") -> nn.Module:
@@ -103,7 +103,7 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         clip_norm=config.optimizer.clip_norm,
         num_micro_batches=config.num_micro_batches,
         precision=config.precision.compute,
-        grad_dtype=_GRADIENTS[config.precision.gradients],
+        grad_dtype=GRADIENT_DTYPES[config.precision.gradients],
         recompute=config.memory.recompute,
         budget=config.memory.budget,
         residency=config.memory.residency,
