@@ -11,7 +11,6 @@ from packhorse.bench.equality_models import CUT_WORKLOADS, EVERY_WORKLOAD, WORDY
 from packhorse.mesh import Mesh
 
 SAMPLES = 2  # of each micro-batch of a dp rank
-BUDGET = "96%"  # of what a step takes that keeps everything: most of it are states of the model, which no recomputation frees
 STEPS, MANY_STEPS = 3, 10
 
 
@@ -37,10 +36,8 @@ class Case:
 
     @property
     def budget(self) -> str | None:
-        """Of models that are cut up the logits take the most by far, so that no share of the peak suits all of them."""
-        if not self.recompute:
-            return None
-        return "minimum" if self.model in CUT_WORKLOADS else BUDGET
+        """No share of the peak suits all models: of some the logits take the most by far, of others the states."""
+        return "minimum" if self.recompute else None
 
 
 FACTORS: dict[str, tuple[Any, ...]] = {

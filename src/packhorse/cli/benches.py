@@ -7,7 +7,22 @@ import importlib
 
 from packhorse.errors import UserError
 
-NAMES = ("step", "models", "zoo", "capture", "layout", "gpu", "frontier", "batch", "by-hand", "equality", "peers", "overlap", "residency")
+NAMES = (
+    "step",
+    "models",
+    "zoo",
+    "capture",
+    "layout",
+    "gpu",
+    "frontier",
+    "batch",
+    "by-hand",
+    "equality",
+    "peers",
+    "overlap",
+    "residency",
+    "strategies",
+)
 
 
 def run_bench(name: str, arguments: list[str], *, as_json: bool) -> int:

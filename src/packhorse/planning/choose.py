@@ -41,6 +41,7 @@ from packhorse.residency.park import node_seconds, park, seconds_by_result
 from packhorse.residency.saved import KEPT, Residency
 
 LOOKED_AT = 6  # plans within the budget that are laid out, where some of them park values: the fastest is taken
+LEANEST = 16  # plans that are laid out to find the leanest, of those that simulation cannot tell apart
 NEARLY = 1.01  # simulated bytes that are so much above a limit are laid out too: what the layout says counts
 MICRO = ("last", "next", "first")  # programs that are searched, the one that needs more first
 
@@ -208,7 +209,7 @@ def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: boo
     """What the layout says is the leanest, then the fastest; of a large graph, where a layout takes long, what the simulation says."""
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
-    few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak if rest.peak(c) <= least * NEARLY]
+    few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak[:LEANEST] if rest.peak(c) <= least * NEARLY]
     laid_out = [(finish.laid_out(c, ahead), c.seconds) for c in few]
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 

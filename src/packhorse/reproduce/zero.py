@@ -3,6 +3,7 @@
   table1         model states on a device, by size, data parallel degree and stage (table 1)
   sizes          how large a model each stage allows (table 2), and which of the paper's models fit by their states
   fragmentation  M_D: the static layout of a step beside a caching allocator that serves the same step
+  steps          whole steps of the paper's models on its GPUs: which fit, and where saved values wait in the fastest (figure 8)
   residual       ZeRO-R: configurations C1 to C5 (table 3), run for real on 4 ranks of this machine; what P_a saves and sends
   all            all of these
 
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from packhorse.reproduce import zero_fragmentation, zero_residual, zero_sizes, zero_table1
+from packhorse.reproduce import zero_fragmentation, zero_residual, zero_sizes, zero_steps, zero_table1
 from packhorse.reproduce.parts import Found, run_parts, say, told
 
 
@@ -36,12 +37,23 @@ def _fragmentation() -> Found:
     return Found(list(zero_fragmentation.claims(found)), zero_fragmentation.table(found), [asdict(one) for one in found])
 
 
+def _steps() -> Found:
+    found = list(told("steps", zero_steps.steps(), lambda one: f"{one.case.where}: {one.best or 'none fits'}"))
+    return Found(list(zero_steps.claims(found)), zero_steps.table(found), zero_steps.figures(found))
+
+
 def _residual() -> Found:
     found = zero_residual.residual()
     return Found(list(zero_residual.claims(*found)), zero_residual.table(*found), zero_residual.figures(*found))
 
 
-PARTS: dict[str, Callable[[], Found]] = {"table1": _table1, "sizes": _sizes, "fragmentation": _fragmentation, "residual": _residual}
+PARTS: dict[str, Callable[[], Found]] = {
+    "table1": _table1,
+    "sizes": _sizes,
+    "steps": _steps,
+    "fragmentation": _fragmentation,
+    "residual": _residual,
+}
 
 
 def markers(part: str) -> tuple[str, str]:

@@ -33,11 +33,13 @@ class Priced:
 
 @dataclass(frozen=True)
 class Answer:
-    """best: the fastest strategy that fits, if any does; nearest: the next ones; failures: one for each mesh and stage of which none fits."""
+    """best: the fastest strategy that fits, if any does; nearest: the next ones; failures: one for each mesh and stage of which none fits. fitting:
+    all that were taken to fit, the fastest first, of which only best and nearest are laid out."""
 
     best: Priced | None
     nearest: tuple[Priced, ...]
     failures: tuple[Priced, ...]
+    fitting: tuple[Priced, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,11 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
     say(f"{len(groups)} of {len(groups) + len(failures)} meshes and stages may fit by their model states")
     variants = [v for v in VARIANTS if v[1] != "offload" or short.host_budget]
     asked = [replace(s, recompute=v[0], residency=v[1]) for s in groups for v in variants if v[1] != "shard" or s.tp > 1]
-    priced: list[Priced] = []
+    every: list[Priced] = []
     for one in _side_by_side(short, within, asked):
-        priced.append(one)
+        every.append(one)
         say(f"{one.strategy}: " + (one.why or f"{one.samples_per_s:.1f} samples/s"))
-    fitting = sorted((p for p in priced if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
+    fitting = sorted((p for p in every if not p.why), key=lambda p: (-p.samples_per_s, p.strategy))
     confirmed: list[Priced] = []
     for one in fitting:
         if len(confirmed) == CONFIRMED:
@@ -107,11 +109,11 @@ def search(short: Short, within: Within, say: Callable[[str], None] = lambda tex
             confirmed.append(sure)
             say(f"{sure.strategy}, planned: {sure.samples_per_s:.1f} samples/s")
     confirmed.sort(key=lambda p: (-p.samples_per_s, p.strategy))
-    held = {(p.strategy.tp, p.strategy.stage) for p in priced if not p.why}
-    for one in sorted(priced, key=lambda p: p.strategy):
+    held = {(p.strategy.tp, p.strategy.stage) for p in every if not p.why}
+    for one in sorted(every, key=lambda p: p.strategy):
         if one.why and (one.strategy.tp, one.strategy.stage) not in held:
             failures.append(one)
-    return Answer(confirmed[0] if confirmed else None, tuple(confirmed[1:]), tuple(failures))
+    return Answer(confirmed[0] if confirmed else None, tuple(confirmed[1:]), tuple(failures), tuple(fitting))
 
 
 def confirm(short: Short, strategy: Strategy, usable: int) -> Priced:
@@ -183,9 +185,20 @@ def _depths(short: Short) -> tuple[int, ...]:
 def _side_by_side(short: Short, within: Within, asked: list[Strategy]) -> Iterable[Priced]:
     """Every strategy with the batch that suits it, by processes that are forked: they have what was captured."""
     if asked:
-        short.learn(_depths(short), [samples for samples, _ in within.batches])
+        _learn(short, within)
     with ProcessPoolExecutor(within.processes, multiprocessing.get_context("fork"), _start, (short, within)) as pool:
-        yield from pool.map(_with_its_batch, asked)
+        yield from pool.map(_in_this_process, asked)
+
+
+def priced(short: Short, within: Within, asked: Iterable[Strategy]) -> Iterable[Priced]:
+    """Every strategy with the batch that suits it: the largest that fits, or the one before it where that is faster; the smallest one, and why not,
+    if none does."""
+    _learn(short, within)
+    return (_with_its_batch(short, within, strategy) for strategy in asked)
+
+
+def _learn(short: Short, within: Within) -> None:
+    short.learn(_depths(short), [samples for samples, _ in within.batches])
 
 
 _planning: list[tuple[Short, Within]] = []  # of a forked process: what it plans. Modules and graphs are inherited, not sent
@@ -195,9 +208,11 @@ def _start(short: Short, within: Within) -> None:
     _planning.append((short, within))
 
 
-def _with_its_batch(strategy: Strategy) -> Priced:
-    """The largest batch that fits, or the one before it where that is faster; the smallest one, and why not, if none does."""
-    short, within = _planning[0]
+def _in_this_process(strategy: Strategy) -> Priced:
+    return _with_its_batch(*_planning[0], strategy)
+
+
+def _with_its_batch(short: Short, within: Within, strategy: Strategy) -> Priced:
     known: dict[int, Priced] = {}
 
     def at(place: int) -> Priced:
