@@ -46,6 +46,7 @@ def plan(
     share: bool = True,
     sequence_parallel: bool = False,
     residency: str = "auto",
+    optimizer_residency: str = "auto",
 ) -> Plan:
     """The plan of one training step: every byte it will take, before anything runs.
 
@@ -68,8 +69,10 @@ def plan(
     lies between the split layers is split along the sequence.
     residency: where saved values wait for the backward pass besides in place. "auto": where that meets the budget and is fastest, together with
     recomputation and what ZeRO gathers; "keep": nowhere else; "shard": all that tensor parallel ranks have alike is cut over them (P_a of ZeRO-R,
-    section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). host_budget: of the host's memory for that, as
-    bytes, "8GiB" or "30%" of what the forward pass saves; None: nothing goes there.
+    section 6.1); "offload": everything goes to the host, and as slices what can be cut (P_a+cpu). optimizer_residency: where optimizer states and
+    master weights lie. "offload": on the host, which computes the update; "keep": on the device; "auto": on the host where only that meets the
+    budget, or, on one rank, is predicted to be faster in it. host_budget: of the host's memory for both, as bytes, "8GiB" or "30%" of what the
+    forward pass saves; None: nothing goes there.
     mesh, zero_stage, num_micro_batches may be "auto": the fastest of those that fit, for as many ranks as the launcher has started (WORLD_SIZE). The
     budget, or the device's memory, is what they have to fit; with num_micro_batches="auto" the batch is all that a dp rank has in a step.
     device: the device file that says what operators take (`packhorse calibrate` writes one), by path or by the name of one that comes
@@ -96,12 +99,25 @@ def plan(
         raise UserError(f"mesh={mesh!r}: expected a packhorse.Mesh, None for one rank, or auto")
     rank = _rank_of(rank, mesh)
     _check_stage(zero_stage)
-    check_mode(residency, mesh, host_budget)
+    check_mode(residency, optimizer_residency, mesh, host_budget)
     assert isinstance(zero_stage, int) and isinstance(num_micro_batches, int)
     # of micro-batches of several sizes the largest is planned: the others need no more, and get programs of their own when first seen
     micros = [canonical(micro) for micro in (batch if isinstance(batch, list) else [batch])]
     sample = max(micros, key=lambda micro: sum(tensor.numel() for tensor in tensors_of(micro)))
-    options = Options(recompute, budget, num_micro_batches, clip_norm, mesh, in_place, share, rank, zero_stage, residency, host_budget)
+    options = Options(
+        recompute,
+        budget,
+        num_micro_batches,
+        clip_norm,
+        mesh,
+        in_place,
+        share,
+        rank,
+        zero_stage,
+        residency,
+        host_budget,
+        optimizer_residency=optimizer_residency,
+    )
     return plan_step(model, sample, optimizer, loss, widths, options, described, tensor_plan, sequence_parallel)
 
 

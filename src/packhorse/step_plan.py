@@ -1,6 +1,7 @@
 """The pipeline from a model to the plan of its step: capture, storage, passes of several ranks, the choice (docs/design.md)."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from packhorse.capture.tensor_plan import sharding_of
 from packhorse.capture.trace import distinct
 from packhorse.capture.update import agreement_graph, check_optimizer, check_parameters, norm_graph, update_graph
 from packhorse.device.device import Device
+from packhorse.errors import BudgetError
 from packhorse.graph.ir import Graph
 from packhorse.parallel.partition import Partition
 from packhorse.parallel.units import units_of
@@ -21,6 +23,7 @@ from packhorse.parallel.zero import Zero, gather_updated, loss_graph
 from packhorse.planning.choose import MICRO, make_plan
 from packhorse.planning.persistent import Persistent
 from packhorse.planning.plan import Options, Plan
+from packhorse.residency.update import updated_on_host
 from packhorse.runtime.job import Job, group_structure, modes_of
 
 
@@ -38,9 +41,53 @@ def plan_step(
 ) -> Plan:
     """The plan of one step, of arguments that have been looked at (api.py). sample: one micro-batch. whole: what `capture_whole` gave for this model
     and sample, so that many plans of one step share it. Raises what `packhorse.plan` raises."""
-    mesh, num_micro_batches, clip_norm = options.mesh, options.num_micro_batches, options.clip_norm
     check_optimizer(model, optimizer)
     check_parameters(model)
+
+    def planned(states_on_host: bool) -> Plan:
+        return _planned(model, sample, optimizer, loss, widths, options, device, tensor_plan, sequence_parallel, whole, states_on_host)
+
+    mode = options.optimizer_residency
+    if mode == "offload" or mode == "keep" or options.host_budget is None or options.budget is None:
+        return planned(mode == "offload")
+    return _faster(planned, device)
+
+
+def _faster(planned: Callable[[bool], Plan], device: Device) -> Plan:
+    """The plan with optimizer states on the device, or with them on the host, where that is the only one that fits, or the faster one.
+
+    What moves at least, the gradients, is compared with what the budget costs, before anything is planned in vain. Several ranks have to decide
+    alike, and know that of bytes alone."""
+    try:
+        kept = planned(False)
+    except BudgetError:
+        with suppress(BudgetError):
+            return planned(True)
+        raise
+    states = any(run.kind == "optimizer states" and not run.is_numbers for run in kept.persistent.runs)
+    gradients = sum(run.num_bytes for run in kept.persistent.runs if run.kind == "gradients")
+    least = 0.0 if device.host_link is None else device.host_link.seconds(gradients)
+    if not states or kept.overhead_seconds <= least or kept.options.mesh.world_size > 1:
+        return kept
+    with suppress(BudgetError):
+        return min(kept, planned(True), key=lambda plan: plan.seconds)
+    return kept
+
+
+def _planned(
+    model: torch.nn.Module,
+    sample: Any,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable | None,
+    widths: Widths,
+    options: Options,
+    device: Device,
+    tensor_plan: Any,
+    sequence_parallel: bool,
+    whole: Whole | None,
+    states_on_host: bool,
+) -> Plan:
+    mesh, num_micro_batches, clip_norm = options.mesh, options.num_micro_batches, options.clip_norm
     sharding = sharding_of(model, mesh, options.rank, tensor_plan, sequence_parallel)
     parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
     adds = options.zero_stage < 2 or mesh.dp == 1
@@ -50,21 +97,20 @@ def plan_step(
         partition = Partition(
             options.zero_stage if mesh.dp > 1 else 0, mesh.dp, mesh.dp_rank(options.rank), units_of(captured.micro, list(parameters))
         )
-    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition, sharding)
+    persistent, owned = flat_storage(model, optimizer, captured, clip_norm, widths, partition, sharding, states_on_host)
     zero = None
     if partition is not None:
         if num_micro_batches == 1 and options.share:  # nothing reads a gradient of the step before
             persistent = replace(persistent, lent=tuple(run.name for run in persistent.runs if run.kind == "gradients"))
-        zero = Zero(
-            partition, persistent, flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding)[0], sharding, captured.gathered
-        )
+        alone = flat_storage(model, optimizer, captured, clip_norm, widths, sharding=sharding, states_on_host=states_on_host)[0]
+        zero = Zero(partition, persistent, alone, sharding, captured.gathered)
     graphs = _graphs(model, optimizer, captured, persistent, owned, clip_norm, num_micro_batches, zero)
     around = None
     if zero is not None and not zero.is_alone and not options.sketch:
         around = {}
         for judge in zero.partition.judges:
             part = replace(zero.partition, rank=judge)
-            owned = flat_storage(model, optimizer, captured, clip_norm, widths, part, sharding)[1]
+            owned = flat_storage(model, optimizer, captured, clip_norm, widths, part, sharding, states_on_host)[1]
             seen = zero.seen_by(judge)
             theirs = _graphs(model, optimizer, captured, seen.persistent, owned, clip_norm, num_micro_batches, seen)
             around[judge] = {name: graph for name, graph in theirs.items() if name not in MICRO}
@@ -93,4 +139,8 @@ def _graphs(
         "update": update_graph(optimizer, persistent, owned),
     }
     there = {name: graph for name, graph in graphs.items() if graph is not None}
-    return there if zero is None else {name: gather_updated(graph, zero) if name in ("agree", "update") else graph for name, graph in there.items()}
+    for name in ("agree", "update"):
+        if name in there:
+            there[name] = updated_on_host(there[name], persistent)
+            there[name] = there[name] if zero is None else gather_updated(there[name], zero)
+    return there

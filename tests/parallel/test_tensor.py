@@ -14,7 +14,8 @@ from packhorse.bench.jobs import run_job
 from shared import once
 
 pytestmark = pytest.mark.cpu
-CASES = [*ON_A_MESH, *SINGLE_ON_A_MESH]
+ON_HOST = Case("GPT, 4 heads", 1, 0, 1, clip=True, recompute=False, tp=2, on_host=True)  # optimizer states are on the host
+CASES = [*ON_A_MESH, *SINGLE_ON_A_MESH, ON_HOST]
 BOUND = 1e-12
 # of float32, over the norm of all gradients: sums of some hundred numbers, each rounded to 2^-24 of its size
 SINGLE_BOUND = 16 * 2.0**-24
@@ -48,7 +49,7 @@ def outcome_of(found_on):
 
 def named(case: Case) -> str:
     way = values_of(case)["way"]
-    return f"{case.model} tp{case.tp} dp{case.dp} stage{case.stage} x{case.micros}{' clip' * case.clip} {way} {case.dtype}"
+    return f"{case.model} tp{case.tp} dp{case.dp} stage{case.stage} x{case.micros}{' clip' * case.clip} {way}{' on host' * case.on_host} {case.dtype}"
 
 
 def test_the_cases_have_every_value():

@@ -11,7 +11,9 @@ from packhorse.bench.equality_job import Outcome
 from shared import once
 
 pytestmark = pytest.mark.cpu
-CASES = [*cover(), *SINGLE]
+# optimizer states on the host: as it is owned whole, sharded, with sharded gradients, with sharded parameters
+ON_HOST = [Case("GPT", 2, stage, 1, clip=True, recompute=False, on_host=True) for stage in range(4)]
+CASES = [*cover(), *SINGLE, *ON_HOST]
 BOUND = 1e-12
 # of float32, over the norm of all gradients: sums of some hundred numbers, each rounded to 2^-24 of its size
 SINGLE_BOUND = 16 * 2.0**-24
@@ -30,7 +32,8 @@ def outcome_of(tmp_path_factory):
 
 
 def named(case: Case) -> str:
-    return f"{case.model} dp{case.dp} stage{case.stage} x{case.micros}{' clip' * case.clip}{' recompute' * case.recompute} {case.dtype}"
+    words = [word for word, is_so in (("clip", case.clip), ("recompute", case.recompute), ("on host", case.on_host)) if is_so]
+    return " ".join([case.model, f"dp{case.dp} stage{case.stage} x{case.micros}", *words, case.dtype])
 
 
 def test_the_cover_covers():

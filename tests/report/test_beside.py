@@ -39,7 +39,7 @@ def test_predicted_beside_measured(parked, reader):
     peak = f"{plan.peak_bytes / 1024:.3f} KiB"
     assert rows[1:] == [
         ["peak", peak, peak],
-        ["saved values on the host", "32.000 KiB", "predicted only"],
+        ["on the host", "32.000 KiB", "predicted only"],
         ["a step, predicted for bench", "14 s", "21 s, 1.50 times the predicted"],
     ]
     assert reader(measured_section(plan, Measured(1, None, None))).rows[1] == ["peak", peak, "predicted only"]

@@ -12,9 +12,11 @@ from packhorse.errors import UserError
 from packhorse.memory.caching import simulate
 from packhorse.models.gpt import gpt
 from packhorse.models.sizes import Size
-from packhorse.reproduce import zero, zero_fragmentation, zero_sizes, zero_storage, zero_table1
+from packhorse.reproduce import zero, zero_fragmentation, zero_sizes, zero_steps, zero_storage, zero_table1
 from packhorse.reproduce.claims import Claim
 from packhorse.reproduce.zero_requests import requests_of
+from packhorse.search.search import Priced
+from packhorse.search.strategy import Needs, Strategy
 
 pytestmark = pytest.mark.cpu
 SMALL = Size(layers=3, width=64, heads=16, vocab=512, seq_len=16)
@@ -126,6 +128,44 @@ def test_what_fits_is_a_matter_of_states():
     assert all(claim.holds for claim in zero_sizes.claims(table2, right))
     wrong = [dataclasses.replace(right[0], state_bytes=35 * 10**9), dataclasses.replace(right[1], state_bytes=34 * 10**9)]
     assert [claim.holds for claim in zero_sizes.claims(table2, wrong)][-2:] == [False, False]
+
+
+def priced(way, samples, seconds, why=""):
+    return Priced(Strategy(8, 16, 2, samples, "blocks", way), Needs(14e9, 8e9, 1e9, 0.0, 0.0, seconds, 1e15, 0.0), why)
+
+
+def stepped(name, fits, seconds):
+    """A case of figure 8 of which these ways fit, with a step of so many seconds for 8 samples."""
+    case = next(case for case in zero_steps.CASES if case.name == name)
+    each = {way: priced(way, 8, seconds[way], "" if way in fits else "takes too much") for way in zero_steps.WORDS}
+    return zero_steps.Steps(case, each, each)
+
+
+def test_claims_of_figure_8():
+    paper = {"keep": 12.0, "shard": 10.0, "offload": 11.0}  # seconds: P_a is fastest, the host costs time
+    right = [stepped("60B", ("keep", "shard", "offload"), paper), stepped("170B", ("offload",), paper), stepped("1T", ("shard",), paper)]
+    assert [one.best for one in right] == ["shard", "offload", "shard"]
+    assert len(claims := list(zero_steps.claims(right))) == 5 and all(claim.holds for claim in claims)
+    text = zero_steps.table(right)
+    assert "| 60B | 128 | 2, 4, 8, 16, 32 | P_a | 8 | 23.00 | 14.00 | 0.00 | 10.00 | 6.40 | 100.0 |" in text and "P_a | 8 does not fit" in text
+    for wrong in (
+        [stepped("60B", ("shard", "offload"), paper | {"offload": 9.0})],  # the host is fastest
+        [stepped("60B", ("keep", "shard", "offload"), paper | {"keep": 9.0})],
+        [stepped("170B", ("shard", "offload"), paper)],  # P_a alone is enough
+        [stepped("170B", (), paper)],
+        [stepped("1T", (), paper)],
+    ):
+        assert not all(claim.holds for claim in zero_steps.claims(wrong)), wrong
+
+
+def test_a_step_is_that_of_a_search(monkeypatch):
+    """A small GPT on the paper's device: everything fits, the largest batch is fastest, and nothing that is saved leaves in vain."""
+    case = zero_steps.Case("small", dataclasses.replace(SMALL, layers=5), 4, 2, 2, (1, 2), "keep")
+    found = zero_steps.found_of(case)
+    assert found.best == "keep" and not any(one.why for one in found.each.values())
+    assert {one.strategy.samples for one in found.each.values()} == {2} and found.each["keep"].strategy.mesh == packhorse.Mesh(dp=2, tp=2)
+    kept, cut, away = (found.each[way].needs for way in zero_steps.WORDS)
+    assert kept.saved_bytes > cut.saved_bytes and away.host > 0 == kept.host == cut.host
 
 
 CASE = zero_fragmentation.Case("small", SMALL, (16,) * 2, "blocks")

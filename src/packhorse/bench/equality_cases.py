@@ -16,7 +16,8 @@ STEPS, MANY_STEPS = 3, 10
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train one model for some steps. recompute: optimal, within `budget`. dtype: of everything. sequence: sequence parallelism."""
+    """One way to train one model for some steps. recompute: optimal, within `budget`. dtype: of everything. sequence: sequence parallelism. on_host:
+    optimizer states lie on the host, which updates."""
 
     model: str
     dp: int
@@ -29,6 +30,7 @@ class Case:
     sequence: bool = False
     steps: int = STEPS
     layers: int = 2
+    on_host: bool = False
 
     @property
     def mesh(self) -> Mesh:

@@ -26,6 +26,7 @@ from packhorse.runtime.held import Piece
 from packhorse.runtime.step import Step
 
 CLIP_NORM = 0.5
+HOST_BUDGET = "1GiB"
 # eps well above the rounding of gradients that are zero (those of the biases of keys), which Adam would take to full size
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-4}
 
@@ -36,7 +37,7 @@ class Outcome:
 
     loss, norm, params: the largest absolute difference of any step's loss and norm, and of a parameter after the last step. grads: of a gradient of
     any step, the largest difference over the norm of all gradients. bits: a digest of losses, gradients, norms and parameters. exact: measured
-    bytes are the predicted ones, peak and communication, on every rank in every step. recomputed: calls. failure: why there is nothing else.
+    bytes are the predicted ones, peak, host and communication, on every rank in every step. recomputed: calls. failure: why there is nothing else.
     alike: after the last step, parameters and optimizer states that are whole on tp ranks have the same bits on all of them, and the padding of a
     vocabulary is zero in all of its.
     """
@@ -105,6 +106,8 @@ def attempt(case: Case, rank: int) -> Outcome:
         recompute="optimal" if case.recompute else "none",
         budget=case.budget,
         sequence_parallel=case.sequence,
+        optimizer_residency="offload" if case.on_host else "keep",
+        host_budget=HOST_BUDGET if case.on_host else None,
     )
     step = packhorse.compile(model, plan)
     losses, norms, grads, exact = [], [], [], True
@@ -115,12 +118,12 @@ def attempt(case: Case, rank: int) -> Outcome:
         grads.append(step.grads())
         ledger = step.ledger()
         exact &= ledger.measured_peak_bytes == ledger.predicted_peak_bytes == plan.peak_bytes and not ledger.differences
-        exact &= ledger.measured_comm_bytes == plan.comm_bytes
+        exact &= (ledger.measured_comm_bytes, ledger.measured_host_bytes) == (plan.comm_bytes, plan.host_bytes)
     state = step.state_dict()
     exact, alike = _everywhere(case, exact, *_held(step, case.mesh.tp_rank(rank)))
     if rank:
         return Outcome(case)
-    wanted = plain(replace(case, stage=0, recompute=False, tp=1, sequence=False))
+    wanted = plain(replace(case, stage=0, recompute=False, tp=1, sequence=False, on_host=False))
     return Outcome(
         case,
         max(abs(a - b) for a, b in zip(losses, wanted.losses)),

@@ -7,7 +7,7 @@ master weights; its states have their dtype (ZeRO, section 3.1: K = 12 bytes a p
 Of a parameter that tensor parallel ranks share there is this rank's part, in everything. ZeRO cuts it once more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -79,8 +79,9 @@ def flat_storage(
     widths: Widths,
     partition: Partition | None = None,
     sharding: Sharding | None = None,
+    states_on_host: bool = False,
 ) -> tuple[Persistent, list[Owned]]:
-    """Every run of persistent storage, and those that the optimizer updates.
+    """Every run of persistent storage, and those that the optimizer updates. states_on_host: its states lie on the host, with master weights.
 
     Parameters with the same (dtype, computed dtype, requires_grad, has a gradient, parameter group) share a run, in the model's order; with a
     partition, those of the same unit; with a sharding, those that are cut over the tp ranks, or those that every rank has whole.
@@ -118,6 +119,7 @@ def flat_storage(
         works_on = params
         if master is not None:
             works_on = _held(like(first, f"master.{label}", "master weights", "master", SHORT[master]), partition, 1)
+            works_on = replace(works_on, on_host=states_on_host and updated)
             runs.append(works_on)
         if not has_grad:
             continue
@@ -128,6 +130,7 @@ def flat_storage(
         needs = describe(optimizer).needs_of(optimizer.param_groups[group])
         states = {s: _held(like(works_on.layout, f"{s}.{label}", "optimizer states", "state"), partition, 1) for s in needs.states}
         numbers = {n: _numbers(f"{n}.{label}", len(tensors), optimizer.param_groups[group]) for n in needs.kept_numbers}
+        states, numbers = ({name: replace(run, on_host=states_on_host) for name, run in runs.items()} for runs in (states, numbers))
         runs += [*states.values(), *numbers.values()]
         copies = params if master is not None and (own == computed or partition) else None
         owned.append(Owned(group, works_on, gradients, states, numbers, copies, partition is not None and partition.shards_states))

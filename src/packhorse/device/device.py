@@ -25,7 +25,7 @@ from packhorse.device.touched import node_bytes
 from packhorse.errors import UserError
 from packhorse.graph.dtypes import ITEMSIZE
 from packhorse.graph.ir import Node, Value
-from packhorse.graph.operators import is_collective, is_copy, is_tensor_collective
+from packhorse.graph.operators import computed_by_device, is_collective, is_copy, is_tensor_collective, operator
 from packhorse.planning.flops import node_flops
 
 # Where convolutions say whether they are transposed.
@@ -53,7 +53,8 @@ class Device:
 
     rows: operator, or a kind of it (`row_of`), -> Cost; other: operators without a row. roofline: instead of rows, for a machine that was not
     calibrated. memory_bytes: of the rank's device, of which a step may take the share `usable` (the rest is the driver's and the libraries').
-    host_link: the way to the host's memory, the same in each direction and both at once; host_memory_bytes: what of that memory is the rank's.
+    host_link: the way to the host's memory, the same in each direction and both at once; host_memory_bytes: what of that memory is the rank's;
+    host_bytes_per_s: what of its bandwidth is, where the host computes updates (None: it is as fast at that as the device).
     levels: what joins neighbouring ranks, the smallest group first. band: (low, high) of a measured step's seconds over the predicted ones.
     """
 
@@ -66,6 +67,7 @@ class Device:
     usable: float = 1.0
     host_link: Link | None = None
     host_memory_bytes: int | None = None
+    host_bytes_per_s: float | None = None
     levels: tuple[Level, ...] = ()
     band: tuple[float, float] = (1.0, 1.0)
 
@@ -77,11 +79,13 @@ class Device:
             return 0.0
         if self.levels and is_tensor_collective(node.op):
             return 0.0
+        if self.host_bytes_per_s is not None and operator(node.op).on_host:
+            return node_bytes(node, values) / self.host_bytes_per_s
         if self.roofline is not None:
             first = next((value for value in node.outputs if value is not None), None)
             dtype = "f32" if first is None else first.dtype
             return self.roofline.seconds(node_bytes(node, values), node_flops(node, values), dtype)
-        cost = self.rows.get(row_of(node)) or self.rows.get(node.op, self.other)
+        cost = self.rows.get(row_of(node)) or self.rows.get(computed_by_device(node.op), self.other)
         seconds = cost.fixed_s
         if cost.s_per_byte:
             seconds += cost.s_per_byte * node_bytes(node, values)
@@ -120,7 +124,7 @@ def row_of(node: Node) -> str:
 
     Where a device has no row for the kind, that of the operator holds.
     """
-    name, transposed = node.op, _TRANSPOSED.get(node.op)
+    name, transposed = computed_by_device(node.op), _TRANSPOSED.get(node.op)
     if transposed is not None and node.args[transposed]:
         name += " transposed"
     first = node.outputs[0] if node.outputs else None
@@ -188,6 +192,7 @@ def parse_device(text: str, source: str) -> Device:
         usable=top.share("usable") if "usable" in given else 1.0,
         host_link=_link(top.table("host_link", _LINK), "fixed_s", "bytes_per_s") if "host_link" in given else None,
         host_memory_bytes=top.whole("host_memory_bytes", 0, "bytes") if "host_memory_bytes" in given else None,
+        host_bytes_per_s=top.rate("host_bytes_per_s", "bytes a second") if "host_bytes_per_s" in given else None,
         levels=_levels(top) if "levels" in given else (),
         band=_band(top) if "band" in given else (1.0, 1.0),
     )
@@ -255,9 +260,9 @@ def _products(table: Table) -> Products:
 def format_device(device: Device) -> str:
     """The device as TOML that parse_device reads back to an equal one."""
     lines = [f"name = {_quoted(device.name)}", f"description = {_quoted(device.description)}"]
-    for key in ("memory_bytes", "host_memory_bytes"):
+    for key in ("memory_bytes", "host_memory_bytes", "host_bytes_per_s"):
         if getattr(device, key) is not None:
-            lines.append(f"{key} = {getattr(device, key)}")
+            lines.append(f"{key} = {getattr(device, key)!r}")
     if device.usable != 1.0:
         lines.append(f"usable = {device.usable!r}")
     if device.band != (1.0, 1.0):

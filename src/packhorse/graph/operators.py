@@ -7,6 +7,7 @@ kind       how its kernel delivers results (the recipes themselves are in runtim
 in_place   positions of arguments whose storage the first result may take over, when they have its shape, strides and dtype and die here
 unread     positions of arguments of which the kernel reads only the shape, never the contents: they keep nothing alive
 updates    (result, argument) pairs that must share storage: the kernel changes persistent memory in place
+on_host    results and scratch lie in the host's memory, and the host computes them
 
 Gradient operators keep alive only what they read (Chen et al. 2016, section 3): `unread` is where PyTorch's own formulas
 hold a tensor for its shape alone. The bytes each operator saves are listed in graph/saved.py.
@@ -28,6 +29,7 @@ class Operator:
     unread: tuple[int, ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
     scratch: Callable[[Node, "dict"], int] | None = None  # (node, values) -> bytes of scratch in the arena
+    on_host: bool = False
 
 
 ADOPT = Operator("adopt")
@@ -56,6 +58,8 @@ TENSOR_SCATTER = "packhorse.tensor_scatter.default"  # a tensor of one part for 
 OWN_SLICE = "packhorse.own_slice.default"  # a flat tensor -> this rank's slice of it, the last ones with padding
 TO_HOST = "packhorse.to_host.default"  # a tensor -> the same in host memory
 FROM_HOST = "packhorse.from_host.default"  # and back
+# The update, where optimizer states are on the host: operator -> the same, computed there.
+HOST_CONVERT, HOST_FOLLOW, HOST_OPTIMIZE = "packhorse.host_convert.default", "packhorse.host_follow.default", "packhorse.host_optimize."
 
 
 def loss_rows(num_rows: int, row_bytes: int) -> int:
@@ -326,8 +330,15 @@ OPERATORS: dict[str, Operator] = {
         f"packhorse.optimize.{n}": Operator("out", updates=tuple((k, k) for k in range(n + 1)), scratch=_update_scratch)
         for n in range(MAX_STATES + 1)
     },
+    # the same by the host, where what came for it may be changed in place
+    **{
+        f"{HOST_OPTIMIZE}{n}": Operator("out", (0,), updates=tuple((k, k) for k in range(n + 1)), scratch=_update_scratch, on_host=True)
+        for n in range(MAX_STATES + 1)
+    },
     # master weights take over what was changed in the model's own 16-bit parameters
     "packhorse.follow.default": Operator("out", updates=((0, 0),), scratch=_follow_scratch),
+    HOST_FOLLOW: Operator("out", updates=((0, 0),), scratch=_follow_scratch, on_host=True),
+    HOST_CONVERT: Operator("out", on_host=True),
     "packhorse.grad_norm.default": Operator("out", scratch=_norm_scratch),
     # collectives
     **{name: Operator("out") for name in (ALL_GATHER, ALL_GATHER_OTHERS, REDUCE_SCATTER, WAIT)},
@@ -339,9 +350,24 @@ OPERATORS: dict[str, Operator] = {
     TENSOR_SUM: Operator("out", in_place=(0,), scratch=_tensor_bucket),
     TENSOR_GATHER: Operator("out"),
     TENSOR_SCATTER: Operator("out", scratch=_tensor_bucket),
-    **{name: Operator("out") for name in (OWN_SLICE, TO_HOST, FROM_HOST)},
+    **{name: Operator("out") for name in (OWN_SLICE, FROM_HOST)},
+    TO_HOST: Operator("out", on_host=True),
     "packhorse.clip_coefficient.default": Operator("out"),
 }
+
+
+# what the device computes -> the same by the host
+BY_HOST = {
+    **{f"packhorse.optimize.{n}": f"{HOST_OPTIMIZE}{n}" for n in range(MAX_STATES + 1)},
+    "packhorse.follow.default": HOST_FOLLOW,
+    "aten._to_copy.default": HOST_CONVERT,
+}
+_BY_DEVICE = {host: device for device, host in BY_HOST.items()}
+
+
+def computed_by_device(op: str) -> str:
+    """The operator that does the same on the device, `op` itself if it is one of the device's."""
+    return _BY_DEVICE.get(op, op)
 
 
 def is_collective(op: str) -> bool:

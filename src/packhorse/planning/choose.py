@@ -24,6 +24,7 @@ from packhorse.planning.residency import (
     Limits,
     Terrain,
     by_hand,
+    check_host,
     host_budget_bytes,
     more_orders,
     proposals,
@@ -197,8 +198,8 @@ class Finish:
         return Terrain(candidate.graph, self.counted.places(), self.options.in_place, self.device, self.options.mesh)
 
     def host_bytes(self, plain: Candidate) -> int:
-        """What saved values may take of the host. plain: the candidate that keeps everything."""
-        return host_budget_bytes(self.options.host_budget, saved_bytes(plain.graph))
+        """What saved values may take of the host: what its budget leaves beside optimizer states. plain: the candidate that keeps everything."""
+        return max(0, host_budget_bytes(self.options.host_budget, saved_bytes(plain.graph)) - self.persistent.host_bytes)
 
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
@@ -231,7 +232,7 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     if room is not None and options.mesh.tp == 1:  # no more leaves the device than the host takes
         left = [c for c in left if c.arena_bytes + c.external_bytes - host <= room * NEARLY]
     found = list(candidates)
-    for _ in range(LOOKS):
+    for _ in range(1 if room is None else LOOKS):  # without a limit no look knows more than the first
         # parked values make nothing faster: an order has to be faster than the best so far
         fastest = min((c.seconds for c in found if room is not None and c.arena_bytes + c.external_bytes <= room), default=float("inf"))
         left = [c for c in left if c.seconds < fastest]
@@ -268,6 +269,10 @@ def make_plan(
     Raises BudgetError, with the least budget that works, what is alive at the peak and what would fit, if no plan of the method meets it.
     """
     programs = {name: plan_graph(graph, persistent, options) for name, graph in graphs.items() if name not in MICRO}
+    if persistent.host_bytes:
+        need = persistent.host_bytes + max(planned.host_bytes for planned in programs.values())
+        saved = saved_bytes(next(graphs[name] for name in MICRO if name in graphs))
+        check_host(need, persistent.host_bytes, host_budget_bytes(options.host_budget, saved))
     rest = Rest(persistent.num_bytes)
     for planned in programs.values() if around is None else _planned(around, persistent, options):
         rest = rest.along(planned)

@@ -95,7 +95,9 @@ class Ledger:
             rows.append(f"  {'sent to other ranks each step':<34}{format_bytes(self.predicted_comm_bytes):>14}{sent}")
         if self.predicted_host_bytes:
             there = "" if self.measured_host_bytes is None else f", measured {format_bytes(self.measured_host_bytes)}"
-            rows.append(f"  {'saved values on the host':<34}{format_bytes(self.predicted_host_bytes):>14}{there}")
+            rows.append(f"  {'on the host':<34}{format_bytes(self.predicted_host_bytes):>14}{there}")
+            states = self.extra.get("states_on_host_bytes", 0)
+            rows += [f"  {'of it optimizer states':<34}{format_bytes(states):>14}"] if states else []
         rows += [f"  {line}" for line in self.seconds_lines]
         rows += [f"  gathered whole: {what}" for what in self.extra.get("gathered_whole", ())]
         if self.outside_bytes is not None:
@@ -162,6 +164,7 @@ def ledger_of(plan: Plan) -> Ledger:
             "external_bytes": plan.external_bytes,
             "comm_bytes": plan.comm_bytes,
             "host_bytes": plan.host_bytes,
+            "states_on_host_bytes": plan.persistent.host_bytes,
             "communication_buffer_bytes": max((s.size for p in plan.programs.values() for s in p.placement.storages if _is_bucket(s)), default=0),
             "gathered_whole": _gathered_whole(plan),
             "recompute": plan.options.recompute,

@@ -58,6 +58,7 @@ class Run:
     "constants".
 
     num_ranks, rank: it is cut into so many shards, and this rank's is the `rank`-th. whole: the run that this one is a shard of, if it is one.
+    on_host: it lies in the host's memory, and takes none of the device's.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Run:
     num_ranks: int = 1
     rank: int = 0
     whole: "Run | None" = None
+    on_host: bool = False
 
     @property
     def padding_bytes(self) -> int:
@@ -156,15 +158,22 @@ class Persistent:
 
     @property
     def num_bytes(self) -> int:
-        return sum(run.num_bytes for run in self.runs)
+        """Of the device."""
+        return sum(run.num_bytes for run in self.runs if not run.on_host)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the host."""
+        return sum(run.num_bytes for run in self.runs if run.on_host)
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Kind -> bytes without padding, then "padding", and "stated padding" where there is any: that of tensors, of every kind."""
+        """Kind -> bytes on the device without padding, then "padding", and "stated padding" where there is any: that of tensors, of every kind."""
         table: dict[str, int] = {}
-        for run in self.runs:
+        here = [run for run in self.runs if not run.on_host]
+        for run in here:
             table[run.kind] = table.get(run.kind, 0) + run.num_bytes - run.padding_bytes - run.stated_padding_bytes
-        table["padding"] = sum(run.padding_bytes for run in self.runs)
-        stated = sum(run.stated_padding_bytes for run in self.runs)
+        table["padding"] = sum(run.padding_bytes for run in here)
+        stated = sum(run.stated_padding_bytes for run in here)
         return table | ({"stated padding": stated} if stated else {})
 
 

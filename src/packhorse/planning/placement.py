@@ -5,14 +5,15 @@ Decided here, in this order (Chen et al. 2016, section 3: in-place operations an
  2. an output of the graph is written straight to where it persists, if nothing reads the old contents after that; else it is copied there;
  3. a result takes over the storage of an argument that dies at its node, where the operator allows it (`in_place`);
  4. what is left gets a buffer in the arena (`share`: buffers may share bytes when their lifespans do not overlap),
-    or, where the kernel allocates itself, an external slot for its whole life; what is copied to the host gets a buffer in a pool there.
+    or, where the kernel allocates itself, an external slot for its whole life; what is copied to the host, or computed there, gets a buffer in
+    a pool there.
 """
 
 from dataclasses import dataclass, field
 
 from packhorse.graph.ir import Graph, Node, Ref, Value
 from packhorse.graph.liveness import Lifespan, lifespans, reads, unread
-from packhorse.graph.operators import TO_HOST, operator
+from packhorse.graph.operators import operator
 
 Places = dict[tuple[str, str], tuple[str, int, tuple[int, ...]]]  # (role, target) -> (run, byte offset, strides in elements)
 
@@ -236,8 +237,8 @@ class _Placer:
                 members.setdefault(self.group.get(root, root), []).append(root)
         found = []
         for founder, roots in members.items():
-            op = self.graph.nodes[self.maker[founder]].op
-            space = "external" if operator(op).kind == "adopt" else "host" if op == TO_HOST else "arena"
+            row = operator(self.graph.nodes[self.maker[founder]].op)
+            space = "external" if row.kind == "adopt" else "host" if row.on_host else "arena"
             lower, upper = self.spans[founder].lower, max(self.spans[root].upper for root in roots)
             size = max(self.values[root].extent_bytes for root in roots)
             found.append(Storage(founder, space, lower, upper, size, tuple(roots)))
@@ -249,7 +250,7 @@ class _Placer:
             size = row.scratch(node, self.values) if row.scratch else 0
             if size:
                 scratch[time] = f"scratch {time}"
-                found.append(Storage(scratch[time], "arena", time, time + 1, size, ()))
+                found.append(Storage(scratch[time], "host" if row.on_host else "arena", time, time + 1, size, ()))
         return found, scratch
 
     def hollow_bytes(self) -> int:

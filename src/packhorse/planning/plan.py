@@ -114,8 +114,8 @@ class Rest:
 @dataclass(frozen=True)
 class Options:
     """What a plan was asked for. recompute: a name of recompute/table.py, or "auto". budget: as planning/budget.py reads it. residency: one of MODES
-    of planning/residency.py, host_budget as that reads it. sketch: buffers get no offsets, an arena is as high as the most that is alive at one time,
-    and this rank decides alone: for a search that looks at many plans and runs none."""
+    of planning/residency.py, optimizer_residency one of STATES, host_budget as that file reads it. sketch: buffers get no offsets, an arena is as
+    high as the most that is alive at one time, and this rank decides alone: for a search that looks at many plans and runs none."""
 
     recompute: str = "auto"
     budget: int | str | None = None
@@ -129,6 +129,7 @@ class Options:
     residency: str = "auto"
     host_budget: int | str | None = None
     sketch: bool = False
+    optimizer_residency: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Of the host's memory, for saved values that wait there."""
-        return max(p.host_bytes for p in self.programs.values())
+        """Of the host's memory: what persists there, and for saved values that wait and what comes to be updated."""
+        return self.persistent.host_bytes + max(p.host_bytes for p in self.programs.values())
 
     @property
     def comm_bytes(self) -> int:

@@ -32,6 +32,7 @@ from packhorse.residency.schedule import Absence, Pace, absences, leaving_order,
 from packhorse.units import align_up, format_bytes, parse_bytes
 
 MODES = ("auto", "keep", "shard", "offload")
+STATES = ("auto", "keep", "offload")  # of the optimizer
 LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, float("inf"))  # of the seconds of the graph
 DEPTHS = (1, 2, 4)  # copies under way in each direction
 ORDERS = 16  # that values are parked in, spread over those that the methods of recomputation propose and that may still be the fastest
@@ -187,10 +188,18 @@ class Terrain:
         return Residency(tuple(sorted(found.items())), depth)
 
 
-def check_mode(mode: str, mesh: Mesh, host_budget: int | str | None) -> None:
-    """Raises UserError for a mode that is none, for slices without ranks to cut for, and for the host without a budget there."""
+def check_mode(mode: str, of_states: str, mesh: Mesh, host_budget: int | str | None) -> None:
+    """Raises UserError for a mode that is none, of saved values or of optimizer states, for slices without ranks to cut for, and for the host without
+    a budget there."""
     if mode not in MODES:
         raise UserError(f"residency={mode!r} is no way for saved values to wait; expected one of {', '.join(MODES)}")
+    if of_states not in STATES:
+        raise UserError(f"optimizer_residency={of_states!r} is no place for optimizer states; expected one of {', '.join(STATES)}")
+    if of_states == "offload" and host_budget is None:
+        raise UserError(
+            "optimizer_residency='offload' keeps optimizer states and master weights on the host, and host_budget is None, which gives them no "
+            "memory there; set host_budget (bytes, or '8GiB')"
+        )
     if mode == "shard" and mesh.tp == 1:
         raise UserError(
             "residency='shard' (P_a of ZeRO-R) cuts saved values that all tensor parallel ranks have alike, and this mesh has tp=1: there is nobody "
@@ -222,6 +231,16 @@ def host_budget_bytes(host_budget: int | str | None, saved_bytes: int) -> int:
     except (UserError, ValueError):
         pass
     raise BudgetError(f"cannot read the host_budget {host_budget!r}; write a number of bytes, 8GiB, or a share of the saved values such as 30%")
+
+
+def check_host(need: int, states: int, given: int) -> None:
+    """Raises BudgetError where optimizer states and what comes to be updated need more of the host than it may give. need: in all; states: of it."""
+    if need > given:
+        raise BudgetError(
+            f"optimizer states on the host need {format_bytes(need)} ({need} bytes) there, {format_bytes(states)} of it states, the rest "
+            f"gradients and parameters on their way, and host_budget is {format_bytes(given)} ({given} bytes); raise it to that, shard the states "
+            "over more ranks (zero_stage=1), or keep them on the device (optimizer_residency='keep')"
+        )
 
 
 def saved_bytes(graph: Graph) -> int:

@@ -70,8 +70,8 @@ class _Lowering:
         name = self.planned.placement.scratch.get(time)
         if name is None:
             return None
-        size = next(s.size for s in self.planned.placement.storages if s.name == name)
-        return Operand("arena", name, self.starts["arena"][name], "u8", (size,), (1,), name, name, size)
+        storage = next(s for s in self.planned.placement.storages if s.name == name)
+        return Operand(storage.space, name, self.starts[storage.space][name], "u8", (storage.size,), (1,), name, name, storage.size)
 
 
 def lower(planned: GraphPlan) -> Program:

@@ -31,11 +31,14 @@ def streams_section(plan: Plan, found: StepSeconds) -> str:
 
 def pool_section(plan: Plan) -> str:
     """The picture of the host's pool; "" where nothing lies there."""
-    if not plan.host_bytes:
+    pool = plan.host_bytes - plan.persistent.host_bytes
+    if not pool:
         return ""
+    states = plan.persistent.host_bytes
+    besides = f" Optimizer states lie beside them, {format_bytes(states)}." if states else ""
     return (
         '<section aria-labelledby="pool-title"><h2 id="pool-title">On the host: time × offset</h2>'
-        f"<p>Saved values that wait in the host's memory, {format_bytes(plan.host_bytes)} in all, which the peak does not count.</p>"
+        f"<p>What waits in the host's memory for a while, {format_bytes(pool)} in all, which the peak does not count.{besides}</p>"
         '<div class="plot" id="pool"></div></section>'
     )
 
@@ -47,7 +50,7 @@ def measured_section(plan: Plan, measured: Measured | None) -> str:
     seconds = measured.seconds
     rows = [("peak", format_bytes(plan.peak_bytes), None if measured.peak_bytes is None else format_bytes(measured.peak_bytes))]
     if plan.host_bytes:
-        rows.append(("saved values on the host", format_bytes(plan.host_bytes), None))
+        rows.append(("on the host", format_bytes(plan.host_bytes), None))
     if plan.comm_bytes:
         rows.append(("sent to other ranks each step", format_bytes(plan.comm_bytes), None))
     ratio = "" if seconds is None else f"{seconds:.4g} s, {seconds / max(plan.seconds, 1e-12):.2f} times the predicted"

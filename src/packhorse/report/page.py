@@ -96,7 +96,7 @@ def _part(name: str) -> str:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """What the header says besides the peak."""
     limit = budget_bytes(plan.options.budget, plan.keep_everything_bytes)
-    elsewhere = [("Saved values on the host", format_bytes(plan.host_bytes))] if plan.host_bytes else []
+    elsewhere = [("On the host", format_bytes(plan.host_bytes))] if plan.host_bytes else []
     elsewhere += [("Sent to other ranks each step", format_bytes(plan.comm_bytes))] if plan.comm_bytes else []
     return [
         ("Budget", str(plan.options.budget or "none") if limit is None else format_bytes(limit)),
@@ -143,7 +143,7 @@ def _legend(plan: Plan, instant: Instant) -> str:
         planned = plan.programs[instant.program]
         now = alive_bytes(stays_on_host(planned), max(len(planned.graph.nodes), 1))[instant.time]
         cells = [Cell(format_bytes(now), "number"), Cell("besides", "number"), Cell(format_bytes(plan.host_bytes), "number")]
-        rows.append([Cell("saved values on the host", before=swatch(ON_HOST)), *cells])
+        rows.append([Cell("on the host", before=swatch(ON_HOST)), *cells])
     return table(heads, rows, foot=total) + _waits(plan)
 
 

@@ -58,11 +58,11 @@ class Arena:
         return None
 
 
-def zeroed(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Zeroed bytes, aligned to 64; from a huge page on a CPU."""
-    if device.type == "cpu" and num_bytes >= _HUGE_PAGE:
+def zeroed(num_bytes: int, device: torch.device, pinned: bool = False) -> torch.Tensor:
+    """Zeroed bytes, aligned to 64; from a huge page on a CPU. pinned: host memory that another device copies from and to."""
+    if device.type == "cpu" and num_bytes >= _HUGE_PAGE and not pinned:
         return _huge_paged(num_bytes)
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pinned)
 
 
 def _huge_paged(num_bytes: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from packhorse.capture.dtypes import LONG
-from packhorse.graph.operators import OWN_SLICE, follow_elements, loss_rows
+from packhorse.graph.operators import HOST_CONVERT, HOST_FOLLOW, OWN_SLICE, follow_elements, loss_rows
 from packhorse.runtime.optimizers import OPTIMIZER_RECIPES
 from packhorse.runtime.random import save_random_state
 from packhorse.runtime.vocabulary import VOCABULARY_RECIPES
@@ -411,6 +411,8 @@ RECIPES: dict[str, Recipe] = {
     "aten._native_batch_norm_legit.no_stats": batch_norm_again,
     "packhorse.random_state.default": save_random_state,
     "packhorse.follow.default": follow,
+    HOST_FOLLOW: follow,
+    HOST_CONVERT: copy_into,
     OWN_SLICE: own_slice,
     "packhorse.grad_norm.default": grad_norm,
     "packhorse.clip_coefficient.default": clip_coefficient,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packhorse.graph.operators import MAX_STATES, update_batches
+from packhorse.graph.operators import HOST_OPTIMIZE, MAX_STATES, update_batches
 from packhorse.optim.elementwise import Elementwise, Group
 
 
@@ -73,4 +73,6 @@ def optimize(
             hyper.described.step(param[start:end], g, one, counts[index], group, [t[: end - start] for t in space[: temporaries - own_grad]])
 
 
-OPTIMIZER_RECIPES: dict[str, Callable[..., Any]] = {f"packhorse.optimize.{n}": optimize for n in range(MAX_STATES + 1)}
+OPTIMIZER_RECIPES: dict[str, Callable[..., Any]] = {
+    f"{name}{n}": optimize for name in ("packhorse.optimize.", HOST_OPTIMIZE) for n in range(MAX_STATES + 1)
+}

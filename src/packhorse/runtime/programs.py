@@ -90,7 +90,7 @@ class Programs:
 
     def host_bytes(self, keys: list[tuple]) -> int:
         """What they need of the host."""
-        return max(self.planned[key].host_bytes for key in keys)
+        return self.persistent.host_bytes + max(self.planned[key].host_bytes for key in keys)
 
     def key_of(self, name: str, micro: Any) -> tuple:
         """The key of a micro-batch's program: one for its signature, the model's modes, and the answers to what the model asks of its values."""

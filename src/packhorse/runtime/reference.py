@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from packhorse.capture.dtypes import LONG, from_const
 from packhorse.graph.embedding_rows import ADD_ROWS
 from packhorse.graph.ir import Arg, Const, Graph, Node, Ref, Value
-from packhorse.graph.operators import VIEWS, WAIT, is_copy, is_tensor_collective, operator
+from packhorse.graph.operators import VIEWS, WAIT, computed_by_device, is_copy, is_tensor_collective, operator
 from packhorse.parallel.tensor.spread import STREAMS
 from packhorse.runtime.kernels import RECIPES, overload, pieces_of, takes_generator
 from packhorse.runtime.optimizers import LiveGroup
@@ -79,7 +79,7 @@ def _call(node: Node, args: list, kwargs: dict, groups: list[LiveGroup] | None, 
     if node.op == ADD_ROWS:
         total, *rest = args
         return (total + aten.embedding_dense_backward(*rest, False),)
-    if node.op == "packhorse.follow.default":
+    if computed_by_device(node.op) == "packhorse.follow.default":
         master, copy = args
         return (torch.where(master.to(copy.dtype) != copy, copy.to(master.dtype), master),)
     if node.op == "packhorse.random_state.default":

@@ -313,7 +313,8 @@ class Step:
             ledger = replace(ledger, predicted_host_bytes=self.programs.host_bytes(self.ran))
         if not self.measured:
             return ledger
-        persistent = sum(run.numel() for run in self.runs.values())
+        on_host = {run.name for run in self.programs.persistent.runs if run.on_host}
+        there, persistent = (sum(run.numel() for name, run in self.runs.items() if (name in on_host) is is_host) for is_host in (True, False))
         arena = max(m.arena_bytes for m in self.measured.values())
         external = max(m.external_bytes for m in self.measured.values())
         return replace(
@@ -322,7 +323,7 @@ class Step:
             measured_comm_bytes=self.comm_bytes,
             differences=tuple((name, *sizes) for bound in self.programs.bound.values() for name, sizes in bound.differences.items()),
             measured=(("persistent", persistent), ("arena", arena), ("external", external)),
-            measured_host_bytes=max(m.host_bytes for m in self.measured.values()),
+            measured_host_bytes=there + max(m.host_bytes for m in self.measured.values()),
         )
 
     def grads(self) -> dict[str, Tensor]:

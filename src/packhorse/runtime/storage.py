@@ -12,8 +12,12 @@ from packhorse.runtime.deferred import made, recipe_of
 
 
 def allocate(persistent: Persistent, device: torch.device) -> dict[str, Tensor]:
-    """Run name -> zeroed byte tensor of the run's size, 64-byte aligned; but for the lent ones, which lie in the arena's memory."""
-    return {run.name: zeroed(run.num_bytes, device) for run in persistent.runs if run.name not in persistent.lent}
+    """Run name -> zeroed byte tensor of the run's size, 64-byte aligned, on the device or on the host; but for the lent ones, which lie in the memory
+    of the arena."""
+    here = [run for run in persistent.runs if run.name not in persistent.lent and not run.on_host]
+    there, is_far = torch.device("cpu"), device.type != "cpu"
+    found = {run.name: zeroed(run.num_bytes, device) for run in here}
+    return found | {run.name: zeroed(run.num_bytes, there, pinned=is_far) for run in persistent.runs if run.on_host}
 
 
 def view(run: Tensor, slot: Slot) -> Tensor:

@@ -107,6 +107,7 @@ def build_plan(config: Config, engine: Engine, model: nn.Module, optimizer: torc
         recompute=config.memory.recompute,
         budget=config.memory.budget,
         residency=config.memory.residency,
+        optimizer_residency=config.memory.optimizer_residency,
         host_budget=config.memory.host_budget,
         mesh=config.ranks,
         rank=rank,

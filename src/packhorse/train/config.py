@@ -222,17 +222,24 @@ class MemoryConfig:
     """[memory]: how saved values are dropped, and the most bytes a step may need ("2GiB", "40%", "minimum" or a number).
 
     residency: where saved values wait for the backward pass. "keep": in place. "shard": what all tp ranks have alike is cut into slices over them.
-    "offload": on the host, as slices where that can be. "auto": whatever meets the budget and is fastest. host_budget: of the host's memory for
-    that ("8GiB", a number, or "30%" of the saved values); without it nothing goes there (docs/residency.md).
+    "offload": on the host, as slices where that can be. "auto": whatever meets the budget and is fastest. optimizer_residency: the same of optimizer
+    states and master weights, which the host then updates. host_budget: of the host's memory for that ("8GiB", a number, or "30%" of the saved
+    values); without it nothing goes there (docs/residency.md).
     """
 
     recompute: Recompute = "auto"
     budget: int | str | None = None
     residency: Literal["auto", "keep", "shard", "offload"] = "auto"
+    optimizer_residency: Literal["auto", "keep", "offload"] = "auto"
     host_budget: int | str | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for the host without memory there."""
+        if self.optimizer_residency == "offload" and self.host_budget is None:
+            raise ConfigError(
+                'memory.optimizer_residency = "offload" keeps optimizer states on the host and needs memory.host_budget, the memory there: bytes, or '
+                '"8GiB"'
+            )
         if self.residency == "offload" and self.host_budget is None:
             raise ConfigError(
                 'memory.residency = "offload" copies saved values to the host and needs memory.host_budget, the memory there: bytes, "8GiB", or a '
