@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import packhorse as ph
+from packhorse.graph.operators import ALL_GATHER
 from packhorse.models.gpt import GPT
 from packhorse.units import align_up
 
@@ -28,9 +29,9 @@ SHARDED_FROM = {"parameters": 3, "gradients": 2, "master weights": 1, "optimizer
 
 
 class Square(nn.Module):
-    def __init__(self):
+    def __init__(self, depth=DEPTH):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(SIDE, SIDE, bias=False) for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(nn.Linear(SIDE, SIDE, bias=False) for _ in range(depth))
 
     def forward(self, x):
         for block in self.blocks:
@@ -43,9 +44,9 @@ def plan_of(model, batch, dp, rank, stage, **options):
     return ph.plan(model, batch, optimizer=optimizer, mesh=ph.Mesh(dp=dp), rank=rank, zero_stage=stage, clip_norm=1.0, recompute="none", **options)
 
 
-def square(dp, rank, stage, **options):
+def square(dp, rank, stage, depth=DEPTH, **options):
     with torch.device("meta"):
-        model = Square()
+        model = Square(depth)
     return plan_of(model, {"x": torch.empty(ROWS, SIDE, device="meta")}, dp, rank, stage, **options)
 
 
@@ -195,3 +196,20 @@ def test_volume_of_many_tensors_in_a_unit(rank):
         scattered += sum(owner[o + k] != rank for o, n in zip(offsets, unit) for k in range(n))
         gathered += 2 * run // 3
     assert plan.comm_bytes == 4 * (2 * scattered + gathered) + 2 * (GREETING + LOSS + NORM)
+
+
+@pytest.mark.parametrize("device", ["cpu", "a100-80"])
+def test_a_budget_pays_for_parameters_that_stay_whole(device):
+    """Six units, the first of which the backward pass does not read: without a budget two are whole at a time, and the last two of the forward pass
+    are not gathered again; with room for four more each is gathered once, and a step is no slower; with none, no more than fit beside gradients."""
+
+    def gathers(plan):
+        return sum(node.op == ALL_GATHER and "shard" in str(node.args) for node in plan.programs["first"].graph.nodes)
+
+    unit = SIDE * SIDE * 4
+    free = square(2, 0, 3, 6, device=device)
+    roomy, tight = (square(2, 0, 3, 6, device=device, budget=free.peak_bytes + more) for more in (4 * unit, 0))
+    assert [gathers(plan) for plan in (free, roomy)] == [6 + 3, 6] and 6 < gathers(tight) <= 6 + 3
+    assert tight.peak_bytes <= free.peak_bytes
+    assert roomy.comm_bytes == free.comm_bytes - 3 * unit // 2
+    assert roomy.seconds <= free.seconds and free.peak_bytes < roomy.peak_bytes <= free.peak_bytes + 4 * unit

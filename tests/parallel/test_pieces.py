@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhorse.parallel.partition import Partition
 from packhorse.parallel.pieces import BUCKET_BYTES, bucket_bytes, chunk_elements, own_pieces
-from packhorse.parallel.zero import _starts
+from packhorse.parallel.zero import Gathering, Zero, _starts
+from packhorse.planning.persistent import Persistent
 
 pytestmark = pytest.mark.pure
 
@@ -50,12 +52,27 @@ def whole_at(uses, found):
     return alive
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.booleans())
-def test_two_units_are_whole_at_a_time_and_every_use_finds_its_own(sequence, ahead):
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(2, 5), st.booleans())
+def test_so_many_units_are_whole_at_a_time_and_every_use_finds_its_own(sequence, most, ahead):
     uses = [{f"u{k}"} if k else set() for k in sequence]
-    found = _starts(uses, ahead)
+    found = _starts(uses, Gathering(most, ahead))
     assert [start for start, _ in found] == sorted(start for start, _ in found)
     alive = whole_at(uses, found)
     for place, units in enumerate(uses):
         assert units <= alive[place]
-        assert len(alive[place]) <= 2
+        assert len(alive[place]) <= most
+
+
+@pytest.mark.parametrize("units", [2, 3, 5, 8])
+def test_what_is_whole_at_the_turn_is_gathered_once(units):
+    """Eight units forward and back: 2 x 8 gathers but for those that are still whole."""
+    uses = [{f"u{k}"} for k in [*range(8), *reversed(range(8))]]
+    for ahead in (False, True):
+        assert len(_starts(uses, Gathering(units, ahead))) == 2 * 8 - units
+
+
+@pytest.mark.parametrize("units, ways", [(2, []), (3, [3]), (12, [12, 6, 3]), (13, [13, 7, 4])])
+def test_ways_to_gather(units, ways):
+    """All units, half of them, and so on; two ahead, two without."""
+    zero = Zero(Partition(3, 2, 0, {f"w{k}": f"u{k}" for k in range(units)}), Persistent(()), Persistent(()))
+    assert zero.gatherings == (*(Gathering(n, True) for n in ways), Gathering(2, True), Gathering(2, False))

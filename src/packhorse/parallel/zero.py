@@ -42,7 +42,15 @@ from packhorse.recompute.mirror import replay
 
 BUCKET = ".bucket."  # begins the name of what a reduction sends and receives through
 UNDER_WAY = 2  # reductions at one time
-GATHERED = 2  # units whose parameters are whole at one time: the one in use, and the one that is on its way
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How parameters are gathered. units: so many are whole at one time at most: the one in use, one that is on its way, and those that are kept, so
+    that they need no second gather. ahead: each gather starts as early as that allows, else at the first use."""
+
+    units: int = 2
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,17 +88,29 @@ class Zero:
             return ("first", "next")
         return ("first", "last") if num_micro_batches == 2 else ("first", "next", "last")
 
-    def micro_batch(self, name: str, graph: Graph, num_micro_batches: int, ahead: bool) -> Graph:
-        """A micro-batch's graph as this rank runs it. ahead: gathers start one unit early."""
+    @property
+    def gatherings(self) -> tuple[Gathering, ...]:
+        """Ways to gather, the one that holds the most first: all units stay whole once they are gathered, or half of them, and so on to two, and two
+        with gathers at their first use."""
+        if not self.partition.shards_parameters:
+            return (Gathering(),)
+        units, found = len(set(self.partition.units.values())), []
+        while units > Gathering.units:
+            found.append(Gathering(units, True))
+            units = -(-units // 2)
+        return (*found, Gathering(ahead=True), Gathering())
+
+    def micro_batch(self, name: str, graph: Graph, num_micro_batches: int, gathering: Gathering) -> Graph:
+        """A micro-batch's graph as this rank runs it."""
         if self.partition.shards_parameters:
-            graph = gather_parameters(graph, self, ahead)
+            graph = gather_parameters(graph, self, gathering)
         if not self.is_alone and (self.partition.shards_gradients or name == self.names(num_micro_batches)[-1]):
             graph = reduce_gradients(graph, self, name == "first")
         return graph
 
     def evaluation(self, graph: Graph) -> Graph:
         """A forward pass as this rank runs it."""
-        return gather_parameters(graph, self, False) if self.partition.shards_parameters else graph
+        return gather_parameters(graph, self, Gathering()) if self.partition.shards_parameters else graph
 
     def waiting(self, tag: str, *names: str, axis: str = "dp") -> Node:
         """Until the collective `tag` has ended, which these values belong to."""
@@ -241,8 +261,8 @@ def _groups(found: list[Output], home: dict[str, Run], slots: dict[str, Value]) 
 # -- 5.3: parameters ------------------------------------------------------------------------------------------------------------------
 
 
-def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
-    """Each unit of parameters is gathered before its use, and again where it is used after it was discarded. ahead: one unit early."""
+def gather_parameters(graph: Graph, zero: Zero, gathering: Gathering) -> Graph:
+    """Each unit of parameters is gathered before its use, and again where it is used after it was discarded."""
     runs = [run for run in zero.persistent.runs if run.kind == "parameters" and run.whole]
     home = {target: run for run in runs for target in run.offsets}
     given = {i.value.name: (i.value, home[i.target], i.target) for i in graph.inputs if i.role == "param" and i.target in home}
@@ -279,7 +299,7 @@ def gather_parameters(graph: Graph, zero: Zero, ahead: bool) -> Graph:
         reads = (whole_graph.values[name].root for name in whole_graph.nodes[index].arg_names())
         uses.append({unit_of[roots[root]] for root in reads if root in roots})
     starts: dict[int, list[int]] = {}
-    for first, unit in _starts(uses, ahead):
+    for first, unit in _starts(uses, gathering):
         starts.setdefault(first, []).extend(number[name] for name in used if unit_of[name] == unit)
     order = [gather for place, index in enumerate(real) for gather in (*starts.get(place, ()), index)]
     return _with_gather_waits(_tagged(replay(whole_graph, tuple(order))), zero)
@@ -305,9 +325,11 @@ def _gathered(run: Run) -> str:
     return f".gathered.{run.name}"
 
 
-def _starts(uses: list[set[str]], ahead: bool) -> list[tuple[int, str]]:
-    """(place, unit): where a gather of it starts. uses: units that the node at each place reads. A unit is discarded when GATHERED others were used
-    since; it starts when the unit before it comes into use, unless too many would be whole at once."""
+def _starts(uses: list[set[str]], gathering: Gathering) -> list[tuple[int, str]]:
+    """(place, unit): where a gather of it starts. uses: units that the node at each place reads. A unit is discarded when as many others were used
+    since as may be whole: so what the forward pass uses last is still there for the backward pass. A gather starts when a unit before it comes into
+    use, as many gathers ahead as there may be units besides the one in use, unless too many would be whole at once."""
+    most = gathering.units
     alive: OrderedDict[str, list[int]] = OrderedDict()
     spans: list[tuple[int, int, str]] = []  # first use, last use
     for place, units in enumerate(uses):
@@ -317,7 +339,7 @@ def _starts(uses: list[set[str]], ahead: bool) -> list[tuple[int, str]]:
                 alive.move_to_end(unit)
             else:
                 alive[unit] = [place, place]
-        while len(alive) > max(GATHERED, len(units)):
+        while len(alive) > max(most, len(units)):
             unit, (first, last) = alive.popitem(last=False)
             spans.append((first, last, unit))
     spans += [(first, last, unit) for unit, (first, last) in alive.items()]
@@ -325,10 +347,10 @@ def _starts(uses: list[set[str]], ahead: bool) -> list[tuple[int, str]]:
     found = []
     for index, (first, _, unit) in enumerate(spans):
         start = first
-        if ahead:
-            earliest = spans[index - 1][0] if index else 0
+        if gathering.ahead:
+            earliest = spans[max(0, index - most + 1)][0] if index else 0
             times = sorted({earliest, *(last + 1 for _, last, _ in spans[:index] if earliest <= last + 1 <= first)})
-            start = next((t for t in times if sum(last >= t for _, last, _ in spans[:index]) < GATHERED), first)
+            start = next((t for t in times if sum(last >= t for _, last, _ in spans[:index]) < most), first)
         found.append((start, unit))
     return found
 

@@ -5,6 +5,7 @@ As proposals do
 not depend on the budget, a smaller budget never gives a higher peak.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from packhorse.device.device import Device
 from packhorse.errors import BudgetError, UserError
 from packhorse.graph.into_arena import into_arena
 from packhorse.graph.ir import Graph
-from packhorse.parallel.zero import Zero
+from packhorse.parallel.zero import Gathering, Zero
 from packhorse.planning.budget import budget_bytes, too_small
 from packhorse.planning.persistent import Persistent, seen_by
 from packhorse.planning.plan import GraphPlan, LaidOut, Options, Plan, Rest, plan_graph, times_of
@@ -95,7 +96,7 @@ def choose(
     plain = _measured(facts, order_of(facts, {}))
     more = finish.more(plain, rest)  # bytes that no candidate knows of
     everything = rest.peak(plain) + more
-    unhurried = plain.seconds if finish.zero is None or options.sketch else finish.laid_out(plain, False).seconds
+    unhurried = plain.seconds if finish.zero is None or options.sketch else finish.laid_out(plain, Gathering()).seconds
     allowed = limit(everything)
     room = None if allowed is None else allowed - rest.persistent_bytes - more
     if (
@@ -116,7 +117,7 @@ def choose(
     candidates = _parked(candidates, plain, finish, room)
     if allowed is None:
         fastest = method in ("none", "optimal") and options.budget is None
-        return Chosen(_leanest(candidates, finish, rest, ahead=fastest), everything, unhurried, None)
+        return Chosen(_leanest(candidates, finish, rest, Gathering(ahead=fastest and finish.gathers)), everything, unhurried, None)
     nearly, host = allowed if is_large(facts) else allowed * NEARLY, finish.host_bytes(plain)
     ranked = sorted((c for c in candidates if rest.peak(c) + more <= nearly), key=lambda c: (c.seconds, rest.peak(c)))
 
@@ -126,21 +127,21 @@ def choose(
         for candidate in those:
             if len(found) == most or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
                 break
-            for ahead in finish.ways:
-                laid_out = finish.laid_out(candidate, ahead)
+            for gathering in finish.gatherings(allowed - rest.persistent_bytes):
+                laid_out = finish.laid_out(candidate, gathering)
                 if rest.peak(laid_out) <= allowed and laid_out.host_bytes <= host:
                     found.append(laid_out)
                     break
         return found
 
     waiting = any(c.residency.parked for c in candidates)
-    found = fitting(ranked, LOOKED_AT if waiting else 1)
+    found = fitting(ranked, LOOKED_AT if waiting or (finish.gathers and device.levels) else 1)
     if waiting:  # prices leave out what ZeRO sends: what recomputation or the links alone can do is looked at in any case
         found += fitting([c for c in ranked if not c.residency.parked], 1) + fitting([c for c in ranked if c.order == plain.order], 1)
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
         return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes))
-    return Chosen(_leanest(candidates, finish, rest, ahead=False), everything, unhurried, None)
+    return Chosen(_leanest(candidates, finish, rest, Gathering()), everything, unhurried, None)
 
 
 @dataclass(frozen=True)
@@ -162,34 +163,45 @@ class Finish:
         known = {run.name for run in self.zero.persistent.runs}
         return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))  # none is lent
 
-    def laid_out(self, candidate: Candidate, ahead: bool) -> LaidOut:
+    def laid_out(self, candidate: Candidate, gathering: Gathering) -> LaidOut:
         """The plan of this rank, and what the ranks that decide for all need (Partition.judges). Kept: a graph is often asked for twice."""
-        key = id(candidate.graph), candidate.residency, ahead
+        key = id(candidate.graph), candidate.residency, gathering
         if key not in self.kept:
-            self.kept[key] = candidate.graph, self._laid_out(candidate.graph, candidate.residency, ahead)
+            self.kept[key] = candidate.graph, self._laid_out(candidate.graph, candidate.residency, gathering)
         return self.kept[key][1]
 
-    def _laid_out(self, graph: Graph, residency: Residency, ahead: bool) -> LaidOut:
-        own = self.planned(graph, residency, ahead)
+    def _laid_out(self, graph: Graph, residency: Residency, gathering: Gathering) -> LaidOut:
+        own = self.planned(graph, residency, gathering)
         plans = [own]
         if self.zero is not None and not self.zero.is_alone and not self.options.sketch:
             part = self.zero.partition
             others = {k: replace(self, persistent=seen_by(self.persistent, k), zero=self.zero.seen_by(k)) for k in part.judges if k != part.rank}
-            plans = [other.planned(graph, residency, ahead) for other in others.values()] + ([own] if part.rank in part.judges else [])
+            plans = [other.planned(graph, residency, gathering) for other in others.values()] + ([own] if part.rank in part.judges else [])
         seconds = max(plan.seconds(self.device, self.options.mesh) for plan in plans)
         arena, external, host = (max(getattr(plan, key) for plan in plans) for key in ("arena_bytes", "external_bytes", "host_bytes"))
         return LaidOut(own, arena, external, seconds, host)
 
     @property
-    def ways(self) -> tuple[bool, ...]:
-        """Gathers one unit ahead, where there are any; then without."""
-        return (True, False) if self.zero is not None and self.zero.partition.shards_parameters else (False,)
+    def gathers(self) -> bool:
+        """Parameters are."""
+        return self.zero is not None and self.zero.partition.shards_parameters
 
-    def planned(self, graph: Graph, residency: Residency, ahead: bool) -> GraphPlan:
+    def gatherings(self, room: int) -> list[Gathering]:
+        """Ways to gather parameters of which the units that are whole take no more than `room` bytes; two units are tried in any case."""
+        if self.zero is None or not self.gathers:
+            return [Gathering()]
+        of_units: dict[str, int] = defaultdict(int)
+        for run in self.zero.persistent.runs:
+            if run.kind == "parameters":
+                of_units[self.zero.partition.units[run.layout.slots[0].target]] += run.layout.num_bytes
+        sizes = sorted(of_units.values())
+        return [way for way in self.zero.gatherings if way.units <= Gathering.units or sum(sizes[: way.units]) <= room]
+
+    def planned(self, graph: Graph, residency: Residency, gathering: Gathering) -> GraphPlan:
         mesh, rank = self.options.mesh, self.options.rank
         seconds = seconds_by_result(graph, self.device, mesh) if residency.parked else {}
         if self.zero is not None:
-            graph = self.zero.micro_batch(self.name, graph, self.options.num_micro_batches, ahead)
+            graph = self.zero.micro_batch(self.name, graph, self.options.num_micro_batches, gathering)
         graph = park(graph, residency, seconds, self.device, mesh.tp, mesh.tp_rank(rank))
         return plan_graph(graph, self.persistent, self.options)
 
@@ -203,15 +215,15 @@ class Finish:
 
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
-        return 0 if self.zero is None or self.options.sketch else rest.peak(self.laid_out(plain, False)) - rest.peak(plain)
+        return 0 if self.zero is None or self.options.sketch else rest.peak(self.laid_out(plain, Gathering())) - rest.peak(plain)
 
 
-def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, ahead: bool) -> LaidOut:
+def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, gathering: Gathering) -> LaidOut:
     """What the layout says is the leanest, then the fastest; of a large graph, where a layout takes long, what the simulation says."""
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
     few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak[:LEANEST] if rest.peak(c) <= least * NEARLY]
-    laid_out = [(finish.laid_out(c, ahead), c.seconds) for c in few]
+    laid_out = [(finish.laid_out(c, gathering), c.seconds) for c in few]
     return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
 
 
