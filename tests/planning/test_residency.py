@@ -174,6 +174,7 @@ def test_never_slower_than_recomputing_alone_or_copying_alone(budget, slow, kept
             continue  # copying alone does not reach so far
     assert alone and all(other.peak_bytes <= limit for other in alone)
     assert both.seconds <= min(other.seconds for other in alone) * (1 + 1e-9)
+    assert both.overhead_seconds >= both.least_overhead_seconds >= 0
     assert same(ran(model, both)[0], outcome)
 
 

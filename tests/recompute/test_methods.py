@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from chain_graphs import PLACES, facts, uniform_chain
 from packhorse.bench.random_graphs import random_graph
+from packhorse.device.links import Link
 from packhorse.errors import UserError
-from packhorse.recompute.bound import least_extra_seconds
+from packhorse.recompute.bound import Elsewhere, least_extra_seconds
 from packhorse.recompute.chen import split
 from packhorse.recompute.cuts import crossings
 from packhorse.recompute.facts import facts_of
@@ -122,3 +123,18 @@ def test_the_lower_bound_is_below_every_plan(nodes, seed, share):
     limit = int(least + (full - least) * share)
     base = seconds_of(known, known.plain_order())
     assert least_extra_seconds(known, limit) <= min(s for p, s in points if p <= limit) - base + 1e-9
+
+
+def test_the_lower_bound_where_values_may_wait_elsewhere():
+    """A chain of values of 64 bytes, a second each: what is over the limit and not on the host is computed again, a second for 64 bytes."""
+    known = facts(uniform_chain(20))
+    limit = 10 * 64
+    alone = least_extra_seconds(known, limit)
+    assert alone == least_extra_seconds(known, limit - 64) - 1 > 4
+    assert least_extra_seconds(known, limit, Elsewhere(2 * 64 + 32)) == alone - 2.5
+    assert least_extra_seconds(known, limit, Elsewhere(10**6)) == 0
+    # a link of 64 bytes in ten seconds, in a step of 20 seconds and x more: 64 (2 + x / 10) bytes leave, and x = alone - 2 - x / 10
+    slow = Link(0.0, 6.4)
+    assert least_extra_seconds(known, limit, Elsewhere(10**6, slow, seconds=20.0)) == pytest.approx((alone - 2) / 1.1, abs=1 / 64)
+    assert least_extra_seconds(known, limit, Elsewhere(64, slow, seconds=20.0)) == pytest.approx(alone - 1)
+    assert least_extra_seconds(known, limit, Elsewhere(tp=2)) == alone, "nothing here is the same on all ranks"

@@ -32,7 +32,7 @@ from packhorse.planning.residency import (
     saved_bytes,
     spread,
 )
-from packhorse.recompute.bound import least_extra_seconds
+from packhorse.recompute.bound import NOWHERE, Elsewhere, least_extra_seconds
 from packhorse.recompute.chen import chen
 from packhorse.recompute.facts import Facts, facts_of
 from packhorse.recompute.mirror import Order, order_of, replay
@@ -140,7 +140,7 @@ def choose(
         found += fitting([c for c in ranked if not c.residency.parked], 1) + fitting([c for c in ranked if c.order == plain.order], 1)
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
-        return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes))
+        return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes, _elsewhere(host, unhurried, finish)))
     return Chosen(_leanest(candidates, finish, rest, Gathering()), everything, unhurried, None)
 
 
@@ -216,6 +216,13 @@ class Finish:
     def more(self, plain: Candidate, rest: Rest) -> int:
         """Bytes by which the plan that keeps everything is larger than what is counted: what is gathered and what is on its way."""
         return 0 if self.zero is None or self.options.sketch else rest.peak(self.laid_out(plain, Gathering())) - rest.peak(plain)
+
+
+def _elsewhere(host_bytes: int, seconds: float, finish: Finish) -> Elsewhere:
+    """Where saved values may wait, for the lower bound. seconds: of keeping everything."""
+    if finish.options.residency == "keep":
+        return NOWHERE
+    return Elsewhere(host_bytes, finish.device.host_link, finish.options.mesh.tp, seconds)
 
 
 def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, gathering: Gathering) -> LaidOut:
