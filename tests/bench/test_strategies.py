@@ -7,6 +7,7 @@ import pytest
 from packhorse.bench import strategies
 from packhorse.bench.strategies import Kept, render
 from packhorse.bench.strategies_job import Ran
+from packhorse.device.device import format_device, load_device
 from packhorse.search.search import Priced
 from packhorse.search.strategy import Needs, Strategy
 
@@ -27,13 +28,13 @@ def test_the_table():
     assert f"| 1,000 | 2 | 1 | 980 | {SHARDED} | 980 |" in text and f"- 1,000: {SHARDED}: the budget is too small" in text
 
 
-def test_one_for_real(tmp_path):
-    """On four ranks, within its memory; with too little there is no plan, which is said and not raised."""
-    from packhorse.device.device import format_device, load_device
-
+def test_one_for_real(tmp_path, monkeypatch):
+    """On one rank, within its memory; with too little there is no plan, which is said and not raised."""
+    monkeypatch.setattr(strategies, "RANKS", 1)
     device = tmp_path / "device.toml"
     device.write_text(format_device(load_device("v100-dgx2")))
-    asked = [Priced(SHARDED, Needs(*[0.0] * 8))]
-    ran = strategies.run_all(asked, 2_500_000, device)[SHARDED]
-    assert not ran.failure and ran.exact and 0 < ran.measured_bytes == ran.peak_bytes <= 2_500_000
-    assert "too small" in strategies.run_all(asked, 250_000, device)[SHARDED].failure
+    alone = Strategy(1, 1, 0, 1, "none", "keep")
+    asked = [Priced(alone, Needs(*[0.0] * 8))]
+    ran = strategies.run_all(asked, 9_000_000, device)[alone]
+    assert not ran.failure and ran.exact and 0 < ran.measured_bytes == ran.peak_bytes <= 9_000_000
+    assert "too small" in strategies.run_all(asked, 250_000, device)[alone].failure

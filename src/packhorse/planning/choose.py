@@ -239,7 +239,9 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     options = finish.options
     host = finish.host_bytes(plain)
     if options.residency in ("shard", "offload"):
-        return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in candidates for terrain in (finish.terrain(c),)]
+        by_seconds = sorted(candidates, key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
+        some = spread(by_seconds, LOOKS * ORDERS)
+        return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in some for terrain in (finish.terrain(c),)]
     fits = room is not None and plain.arena_bytes + plain.external_bytes <= room
     if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
