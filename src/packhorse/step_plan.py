@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from packhorse.capture.batch import signature
-from packhorse.capture.capture import Captured, capture
+from packhorse.capture.capture import Captured, capture, capture_whole
 from packhorse.capture.flat_storage import Owned, Widths, flat_storage
 from packhorse.capture.stamp import Whole
 from packhorse.capture.tensor_plan import sharding_of
@@ -44,13 +44,14 @@ def plan_step(
     check_optimizer(model, optimizer)
     check_parameters(model)
 
-    def planned(states_on_host: bool) -> Plan:
-        return _planned(model, sample, optimizer, loss, widths, options, device, tensor_plan, sequence_parallel, whole, states_on_host)
-
     mode = options.optimizer_residency
-    if mode == "offload" or mode == "keep" or options.host_budget is None or options.budget is None:
-        return planned(mode == "offload")
-    return _faster(planned, device)
+    decides = mode == "auto" and options.host_budget is not None and options.budget is not None
+    shared = capture_whole(model, sample, loss, widths.compute) if decides and whole is None else whole
+
+    def planned(states_on_host: bool) -> Plan:
+        return _planned(model, sample, optimizer, loss, widths, options, device, tensor_plan, sequence_parallel, shared, states_on_host)
+
+    return _faster(planned, device) if decides else planned(mode == "offload")
 
 
 def _faster(planned: Callable[[bool], Plan], device: Device) -> Plan:

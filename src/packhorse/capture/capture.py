@@ -72,17 +72,18 @@ def capture(
 
     Raises CaptureError naming module and line if the step cannot be one graph, BatchError for a batch of another kind.
     """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise CaptureError(
-            "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
-        )
     with no_search_for_cycles():
         return _capture(model, whole or capture_whole(model, batch, loss, compute), num_micro_batches, grads, adds_gradients, sharding)
 
 
 def capture_whole(model: torch.nn.Module, batch: Any, loss: Callable | None, compute: torch.dtype | None = None) -> Whole:
-    """The graph of one micro-batch, forward and backward, as one rank would run it."""
-    return stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
+    """The graph of one micro-batch, forward and backward, as one rank would run it. Raises what `capture` raises."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise CaptureError(
+            "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some (parameter.requires_grad_(True))"
+        )
+    with no_search_for_cycles():
+        return stamped("micro", model, batch, loss, True, compute) or captured_whole("micro", model, batch, loss, True, compute)
 
 
 def _capture(

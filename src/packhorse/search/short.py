@@ -16,7 +16,6 @@ from packhorse.capture.stamp import Whole
 from packhorse.capture.tensor_plan import sharding_of
 from packhorse.device.device import Device
 from packhorse.errors import UserError
-from packhorse.graph.collector import no_search_for_cycles
 from packhorse.graph.stamp import Unlike, learn, stamp
 from packhorse.parallel.split import Sharding
 from packhorse.planning.plan import Options, Plan
@@ -122,7 +121,7 @@ class Short:
             grown = stamp(self.learned[depth], (samples - _LEARNED[0],)).graph
             self.captured[key] = replace(self.captured[depth, _LEARNED[0]], graph=grown)
         if key not in self.captured:
-            with shortened(self.runs, [depth]), no_search_for_cycles():
+            with shortened(self.runs, [depth]):
                 self.captured[key] = capture_whole(self.model, self.first(samples), self.loss, self.widths.compute)
         return self.captured[key]
 
