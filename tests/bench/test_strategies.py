@@ -29,7 +29,7 @@ def test_the_table():
 
 
 def test_one_for_real(tmp_path, monkeypatch):
-    """On one rank, within its memory; with too little there is no plan, which is said and not raised."""
+    """On one rank, within its memory."""
     monkeypatch.setattr(strategies, "RANKS", 1)
     device = tmp_path / "device.toml"
     device.write_text(format_device(load_device("v100-dgx2")))
@@ -37,4 +37,3 @@ def test_one_for_real(tmp_path, monkeypatch):
     asked = [Priced(alone, Needs(*[0.0] * 8))]
     ran = strategies.run_all(asked, 9_000_000, device)[alone]
     assert not ran.failure and ran.exact and 0 < ran.measured_bytes == ran.peak_bytes <= 9_000_000
-    assert "too small" in strategies.run_all(asked, 250_000, device)[alone].failure
