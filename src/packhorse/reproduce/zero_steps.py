@@ -4,6 +4,7 @@ runs of section 10). Which saved values wait where is left to the search, on the
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -84,8 +85,9 @@ def found_of(case: Case) -> Steps:
     within = Within(case.gpus, tuple((samples, 1) for samples in case.batches), usable, case.tp, case.stage, processes=1)
     ways = [way for way in WORDS if case.tp > 1 or way != P_A]
     asked = [Strategy(case.gpus // case.tp, case.tp, case.stage, case.batches[-1], "blocks", way) for way in ways]
-    each = {one.strategy.residency: confirm(short, one.strategy, usable) for one in priced(short, within, asked)}
-    at_last = {one.residency: confirm(short, one, usable) for one in asked}
+    confirmed = cache(lambda strategy: confirm(short, strategy, usable))
+    each = {one.strategy.residency: confirmed(one.strategy) for one in priced(short, within, asked)}
+    at_last = {one.residency: confirmed(one) for one in asked}
     return Steps(case, each, at_last)
 
 
