@@ -44,50 +44,15 @@ def plan_step(
     check_optimizer(model, optimizer)
     check_parameters(model)
 
-    mode = options.optimizer_residency
-    decides = mode == "auto" and options.host_budget is not None and options.budget is not None
-    shared = capture_whole(model, sample, loss, widths.compute) if decides and whole is None else whole
+    if options.optimizer_residency == "auto" and options.host_budget is not None and options.budget is not None:
+        shared = whole or capture_whole(model, sample, loss, widths.compute)
 
-    def planned(states_on_host: bool) -> Plan:
-        return _planned(model, sample, optimizer, loss, widths, options, device, tensor_plan, sequence_parallel, shared, states_on_host)
+        def planned(where: str) -> Plan:
+            decided = replace(options, optimizer_residency=where)
+            return plan_step(model, sample, optimizer, loss, widths, decided, device, tensor_plan, sequence_parallel, shared)
 
-    return _faster(planned, device) if decides else planned(mode == "offload")
-
-
-def _faster(planned: Callable[[bool], Plan], device: Device) -> Plan:
-    """The plan with optimizer states on the device, or with them on the host, where that is the only one that fits, or the faster one.
-
-    What moves at least, the gradients, is compared with what the budget costs, before anything is planned in vain. Several ranks have to decide
-    alike, and know that of bytes alone."""
-    try:
-        kept = planned(False)
-    except BudgetError:
-        with suppress(BudgetError):
-            return planned(True)
-        raise
-    states = any(run.kind == "optimizer states" and not run.is_numbers for run in kept.persistent.runs)
-    gradients = sum(run.num_bytes for run in kept.persistent.runs if run.kind == "gradients")
-    least = 0.0 if device.host_link is None else device.host_link.seconds(gradients)
-    if not states or kept.overhead_seconds <= least or kept.options.mesh.world_size > 1:
-        return kept
-    with suppress(BudgetError):
-        return min(kept, planned(True), key=lambda plan: plan.seconds)
-    return kept
-
-
-def _planned(
-    model: torch.nn.Module,
-    sample: Any,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable | None,
-    widths: Widths,
-    options: Options,
-    device: Device,
-    tensor_plan: Any,
-    sequence_parallel: bool,
-    whole: Whole | None,
-    states_on_host: bool,
-) -> Plan:
+        return _faster(planned, device)
+    states_on_host = options.optimizer_residency == "offload"
     mesh, num_micro_batches, clip_norm = options.mesh, options.num_micro_batches, options.clip_norm
     sharding = sharding_of(model, mesh, options.rank, tensor_plan, sequence_parallel)
     parameters: dict[str, Any] = distinct(model.named_parameters(remove_duplicate=False))
@@ -119,6 +84,27 @@ def _planned(
     given = signature(sample)
     job = Job(optimizer, loss, widths, given, captured.questions, constants, generators, parameters, modes_of(model), group_structure(optimizer))
     return make_plan(graphs, persistent, options, device, job, zero, around)
+
+
+def _faster(planned: Callable[[str], Plan], device: Device) -> Plan:
+    """The plan with optimizer states on the device, or with them on the host, where that is the only one that fits, or the faster one.
+
+    What moves at least, the gradients, is compared with what the budget costs, before anything is planned in vain. Several ranks have to decide
+    alike, and know that of bytes alone."""
+    try:
+        kept = planned("keep")
+    except BudgetError:
+        with suppress(BudgetError):
+            return planned("offload")
+        raise
+    states = any(run.kind in ("optimizer states", "master weights") and not run.is_numbers for run in kept.persistent.runs)
+    gradients = sum(run.num_bytes for run in kept.persistent.runs if run.kind == "gradients")
+    least = 0.0 if device.host_link is None else device.host_link.seconds(gradients)
+    if not states or kept.overhead_seconds <= least or kept.options.mesh.world_size > 1:
+        return kept
+    with suppress(BudgetError):
+        return min(kept, planned("offload"), key=lambda plan: plan.seconds)
+    return kept
 
 
 def _graphs(

@@ -106,7 +106,8 @@ def test_what_is_changed_in_the_model_is_seen(dtype, precision):
 
 
 def test_groups_come_one_after_another():
-    """Of four parameter groups no more than two are on the host for the update at a time, and copies of one run beside the update of another."""
+    """Of several parameter groups no more than three are on the host for the update at a time: one comes, one is updated, one goes; and copies of one
+    run beside the update of another."""
     model = gpt()
     groups = [{"params": list(part.parameters())} for part in (model.tokens, model.positions, *model.blocks, model.norm) if list(part.parameters())]
     optimizer = torch.optim.AdamW(groups)
@@ -123,7 +124,7 @@ def test_groups_come_one_after_another():
     sizes = sorted(sum(p.numel() * 4 for p in group["params"]) for group in groups)
     assert plan.programs["update"].host_bytes < 2 * sum(sizes)
     line = timeline(update, slow, ph.Mesh())
-    assert sum(line.stalls.values()) < sum(line.busy["to host"] + line.busy["from host"] for _ in [0])
+    assert sum(line.stalls.values()) < line.busy["to host"] + line.busy["from host"]
     assert [node.op for node in update.nodes].count(TO_HOST) == 2 * len(groups) == 2 * [node.op for node in update.nodes].count(FROM_HOST)
 
 

@@ -8,6 +8,7 @@ from packhorse.device.device import Device
 from packhorse.planning.plan import Plan
 from packhorse.planning.timeline import COMPUTATION, Timeline, timeline
 
+ROUNDING = 1e-9  # of sums of floats
 _COPIES = ("to host", "from host")  # the streams of the device's host_link; the others are of its levels
 
 
@@ -57,7 +58,7 @@ def in_words(found: StepSeconds, device: Device) -> list[str]:
             lines.append(f"  {stream:<32}{seconds:>12.3g} s")
         elif seconds:
             waited = found.stalls.get(stream, 0.0)
-            hidden = max(0.0, seconds - waited)
+            hidden = seconds - waited if seconds - waited > ROUNDING * seconds else 0.0
             lines.append(f"  {stream:<32}{seconds:>12.3g} s   {waited:.3g} s of it waited for, {hidden:.3g} s hidden behind computation")
     return lines + [f"  {sentence}" for sentence in without_links(found, device)]
 

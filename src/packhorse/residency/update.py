@@ -2,8 +2,8 @@
 No torch.
 
 A node that reads what lies on the host is computed there: what it reads from the device comes first, and what of its results lives on the device goes
-back. Copies run beside the computation, those of one node while the host works on the node before, so that the host holds no more than two nodes'
-gradients and parameters at a time. Elementwise kernels are the same on the host of a CPU, and so are the bits.
+back. Copies run beside the computation: while the host works on one node, what the next one reads comes, and what the one before has made goes. So
+the host holds gradients of two nodes and parameters of three at a time. Elementwise kernels are the same on the host of a CPU, and so are the bits.
 """
 
 from dataclasses import dataclass, field, replace
