@@ -1,4 +1,5 @@
-"""One rank of a job of tensor parallel ranks, started by torchrun: cases of `packhorse bench equality`, and on two ranks what dropout draws.
+"""One rank of a job of tensor parallel ranks, started by torchrun: cases of `packhorse bench equality`, and on two ranks what dropout draws, and
+saved values that wait elsewhere.
 
 Its argument is a JSON object: cases, dicts of the fields of Case; out: the file of rank 0. What it finds, test_tensor.py judges.
 """
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import packhorse as ph
-from packhorse.bench.equality_cases import Case
+from packhorse.bench.equality_cases import Case, micro_batches, start
 from packhorse.bench.equality_job import walk
 from packhorse.bench.jobs import end_job
 from packhorse.models.gpt import GPT
@@ -118,6 +119,31 @@ def recomputed(sequence: bool) -> Found:
     return found
 
 
+def waited(name: str, residency: str) -> Found:
+    """Training with saved values that wait where `residency` says: bits, whether bytes were as planned, and the bytes and copies of the plan."""
+    case = Case(name, 1, 0, 1, clip=True, recompute=False, tp=2, dtype="float32")
+    model, workload = start(case)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = [micro_batches(case, number)[0][0] for number in range(STEPS)]
+    plan = ph.plan(
+        model, batches[0], optimizer=optimizer, loss=workload.loss, clip_norm=0.5, mesh=case.mesh, recompute="none", residency=residency,
+        host_budget="1GiB" if residency == "offload" else None,
+    )  # fmt: skip
+    step = ph.compile(model, plan)
+    losses = [step(batch).item() for batch in batches]
+    ledger = step.ledger()
+    exact = (ledger.measured_peak_bytes, ledger.measured_host_bytes, ledger.measured_comm_bytes) == (
+        plan.peak_bytes,
+        plan.host_bytes,
+        plan.comm_bytes,
+    )
+    ops = [node.op for node in plan.programs["first"].graph.nodes]
+    bits = [losses, *({key: tensor.tolist() for key, tensor in tensors.items()} for tensors in (step.grads(), step.state_dict()))]
+    return {"bits": bits, "exact": every(exact), "arena": plan.arena_bytes, "host": plan.host_bytes, "sent": plan.comm_bytes, "ops": ops}
+
+
+RESIDENCIES = ("keep", "shard", "offload")
+WAITING = ("BERT, 4 heads", "Llama, 4 heads, tied")
 DROPOUT: dict[str, Callable[[], Found]] = {
     "inside": masks_inside,
     "outside": masks_outside,
@@ -132,7 +158,9 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     dist.init_process_group("gloo")
     found: Found = {"outcomes": [asdict(outcome) for outcome in walk([Case(**fields) for fields in asked["cases"]], dist.get_rank())]}
-    found["dropout"] = {name: run() for name, run in DROPOUT.items()} if dist.get_world_size() == 2 else {}
+    if dist.get_world_size() == 2:
+        found["dropout"] = {name: run() for name, run in DROPOUT.items()}
+        found["waiting"] = {model: {where: waited(model, where) for where in RESIDENCIES} for model in WAITING}
     if not dist.get_rank():
         Path(asked["out"]).write_text(json.dumps(found))
     end_job()

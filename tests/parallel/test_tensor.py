@@ -1,5 +1,6 @@
 """Tensor parallel ranks beside plain PyTorch on one rank and the whole batch. A job on two ranks and one on four (tensor_job.py) walk over cases."""
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,9 @@ from packhorse.bench.equality import unlike
 from packhorse.bench.equality_cases import MESH_FACTORS, Case
 from packhorse.bench.equality_job import Outcome
 from packhorse.bench.jobs import run_job
+from packhorse.graph.operators import OWN_SLICE, TO_HOST
 from shared import once
+from tensor_job import RESIDENCIES, WAITING
 
 pytestmark = pytest.mark.cpu
 ON_HOST = Case("GPT, 4 heads", 1, 0, 1, clip=True, recompute=False, tp=2, on_host=True)  # optimizer states are on the host
@@ -105,3 +108,18 @@ def test_masks_outside_and_again(way, found_on):
         assert found["whole"][0] == found["whole"][1]
     assert [again[name] for name in ("losses", "grads", "state", "whole")] == [kept[name] for name in ("losses", "grads", "state", "whole")]
     assert not kept["draws"] and again["draws"] == ["blocks.0.attention", "blocks.0.dropout"]
+
+
+# -- saved values that wait elsewhere --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", WAITING)
+def test_slices_and_the_host_change_no_bit(model, found_on):
+    """P_a and P_a+cpu (Rajbhandari et al. 2019, section 6.1): what is alike on both ranks is saved once, half on each, or on the host; what is read
+    from there is what was saved."""
+    kept, cut, away = (found_on(2)["waiting"][model][where] for where in RESIDENCIES)
+    assert len({json.dumps(found["bits"]) for found in (kept, cut, away)}) == 1
+    assert all(all(found["exact"]) for found in (kept, cut, away))
+    assert OWN_SLICE not in kept["ops"] and OWN_SLICE in cut["ops"] and TO_HOST not in cut["ops"] and TO_HOST in away["ops"]
+    assert kept["host"] == cut["host"] == 0 < away["host"]
+    assert kept["sent"] < cut["sent"], "each slice is sent to the other rank before it is used"

@@ -128,6 +128,8 @@ def choose(
             if len(found) == most or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
                 break
             for gathering in finish.gatherings(allowed - rest.persistent_bytes):
+                if rest.peak(finish.glance(candidate, gathering)) > allowed:
+                    continue
                 laid_out = finish.laid_out(candidate, gathering)
                 if rest.peak(laid_out) <= allowed and laid_out.host_bytes <= host:
                     found.append(laid_out)
@@ -154,7 +156,7 @@ class Finish:
     device: Device
     zero: Zero | None = None
     name: str = "first"
-    kept: dict[tuple, tuple[Graph, LaidOut]] = field(default_factory=dict, compare=False, repr=False)
+    kept: dict[tuple, tuple[Graph, GraphPlan]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def counted(self) -> Persistent:
@@ -164,22 +166,36 @@ class Finish:
         return Persistent((*self.zero.whole.runs, *(run for run in self.persistent.runs if run.name not in known)))  # none is lent
 
     def laid_out(self, candidate: Candidate, gathering: Gathering) -> LaidOut:
-        """The plan of this rank, and what the ranks that decide for all need (Partition.judges). Kept: a graph is often asked for twice."""
-        key = id(candidate.graph), candidate.residency, gathering
-        if key not in self.kept:
-            self.kept[key] = candidate.graph, self._laid_out(candidate.graph, candidate.residency, gathering)
-        return self.kept[key][1]
+        """The plan of this rank, and what the ranks that decide for all need."""
+        own = self._planned(candidate, gathering, None)
+        return self._needing(own, [self._planned(candidate, gathering, judge) for judge in self.judges])
 
-    def _laid_out(self, graph: Graph, residency: Residency, gathering: Gathering) -> LaidOut:
-        own = self.planned(graph, residency, gathering)
-        plans = [own]
-        if self.zero is not None and not self.zero.is_alone and not self.options.sketch:
-            part = self.zero.partition
-            others = {k: replace(self, persistent=seen_by(self.persistent, k), zero=self.zero.seen_by(k)) for k in part.judges if k != part.rank}
-            plans = [other.planned(graph, residency, gathering) for other in others.values()] + ([own] if part.rank in part.judges else [])
+    def glance(self, candidate: Candidate, gathering: Gathering) -> LaidOut:
+        """The same of the first rank that decides, alone: all of them need no less."""
+        plan = self._planned(candidate, gathering, self.judges[0])
+        return self._needing(plan, [plan])
+
+    @property
+    def judges(self) -> tuple[int | None, ...]:
+        """dp ranks that decide for all (Partition.judges); None is this one, where it decides alone."""
+        return (None,) if self.zero is None or self.zero.is_alone or self.options.sketch else self.zero.partition.judges
+
+    def _needing(self, own: GraphPlan, plans: list[GraphPlan]) -> LaidOut:
         seconds = max(plan.seconds(self.device, self.options.mesh) for plan in plans)
         arena, external, host = (max(getattr(plan, key) for plan in plans) for key in ("arena_bytes", "external_bytes", "host_bytes"))
         return LaidOut(own, arena, external, seconds, host)
+
+    def _planned(self, candidate: Candidate, gathering: Gathering, judge: int | None) -> GraphPlan:
+        """As a dp rank plans it, or this one. Kept: a graph is often asked for twice."""
+        if self.zero is not None and judge == self.zero.partition.rank:
+            judge = None
+        key = id(candidate.graph), candidate.residency, gathering, judge
+        if key not in self.kept:
+            one = self
+            if self.zero is not None and judge is not None:
+                one = replace(self, persistent=seen_by(self.persistent, judge), zero=self.zero.seen_by(judge))
+            self.kept[key] = candidate.graph, one.planned(candidate.graph, candidate.residency, gathering)
+        return self.kept[key][1]
 
     @property
     def gathers(self) -> bool:
@@ -230,8 +246,15 @@ def _leanest(candidates: list[Candidate], finish: Finish, rest: Rest, gathering:
     by_peak = sorted(candidates, key=lambda c: (rest.peak(c), c.seconds))
     least = rest.peak(by_peak[0])
     few = by_peak[:1] if is_large(by_peak[0].facts) else [c for c in by_peak[:LEANEST] if rest.peak(c) <= least * NEARLY]
-    laid_out = [(finish.laid_out(c, gathering), c.seconds) for c in few]
-    return min(laid_out, key=lambda item: (rest.peak(item[0]), item[1]))[0]
+    best: LaidOut | None = None
+    for least, _, c in sorted(((rest.peak(finish.glance(c, gathering)), c.seconds, c) for c in few), key=lambda item: item[:2]):
+        if best is not None and least > rest.peak(best):
+            break
+        laid_out = finish.laid_out(c, gathering)
+        if best is None or rest.peak(laid_out) < rest.peak(best):
+            best = laid_out
+    assert best is not None
+    return best
 
 
 def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room: int | None) -> list[Candidate]:

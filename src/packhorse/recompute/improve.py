@@ -22,6 +22,7 @@ def improve(facts: Facts, starts: list[dict[int, int]]) -> list[Order]:
         return []
     archive: dict[Counts, tuple[int, float, Order]] = {}
     tried: set[Counts] = set()
+    orders: set[Order] = set()
     waiting: list[Counts] = []
     looked_at = 0
 
@@ -32,6 +33,9 @@ def improve(facts: Facts, starts: list[dict[int, int]]) -> list[Order]:
         tried.add(counts)
         order = order_of(facts, dict(zip(nodes, counts)))
         looked_at += len(order)
+        if order in orders:  # that one was kept or beaten, and so is this
+            return
+        orders.add(order)
         alive = live_nodes(facts, order)
         peak, seconds = bytes_of(facts, order, alive).peak, seconds_of(facts, order, alive)
         if any(p <= peak and s <= seconds for p, s, _ in archive.values()):
