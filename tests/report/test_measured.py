@@ -15,6 +15,8 @@ def test_the_last_peak_and_the_median_step_but_for_the_first_two(tmp_path):
     steps = [{"kind": "step", "step": k + 1, "step_s": s, "memory_bytes": m} for k, (s, m) in enumerate([(9, None), (8, 5), (1, 6), (4, 7), (2, 7)])]
     write(tmp_path, *steps, {"kind": "eval", "step": 5, "loss": 1.0})
     assert measured_of(tmp_path) == Measured(5, 7, 2)
+    write(tmp_path, *(step | {"host_bytes": 3 * step["step"], "sent_bytes": step["step"]} for step in steps[:3]), *steps[3:])
+    assert measured_of(tmp_path) == Measured(5, 7, 2, host_bytes=9, sent_bytes=3)
 
 
 def test_a_run_that_took_no_step_or_only_first_ones(tmp_path):

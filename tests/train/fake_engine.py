@@ -33,6 +33,7 @@ class FakeLedger:
     measured_peak_bytes: int
     predicted_comm_bytes: int = 0
     measured_comm_bytes: int | None = None
+    measured_host_bytes: int | None = None
 
     def __str__(self):
         return "the measured ledger"

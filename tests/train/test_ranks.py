@@ -19,6 +19,7 @@ from packhorse.train.config_file import load_config
 from packhorse.train.console import Console
 from packhorse.train.metrics import read_metrics
 from packhorse.train.start import train
+from packhorse.units import format_bytes
 from shared import once
 
 pytestmark = pytest.mark.cpu
@@ -125,12 +126,14 @@ def test_two_ranks_take_the_steps_of_one(job, alone):
 
 
 def test_rank_0_speaks_for_all(job):
-    _, (first, second) = job
+    folder, (first, second) = job
     said = first["whole"]["said"]
     assert all(not run["said"] for run in second.values())
     assert "as predicted on every rank, to the byte" in said and said.count("validation loss") == 3
     predicted, measured = said.split("sent to other ranks in a step: predicted ")[1].splitlines()[0].split(", measured ")
     assert predicted == measured
+    last = [record for record in read_metrics(folder / "whole" / "metrics.jsonl") if record["kind"] == "step"][-1]
+    assert format_bytes(last["sent_bytes"]) == measured and "host_bytes" not in last
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step(job):
@@ -154,6 +157,15 @@ def test_two_tensor_parallel_ranks_take_the_steps_of_one(job, alone):
     said = ranks[0]["tensor"]["said"]
     assert "tp = 2" in said and "as predicted on every rank, to the byte" in said and not ranks[1]["tensor"]["said"]
     assert "not bit for bit: tp ranks was 2, is 1" in ranks[0]["onward"]["said"] and "tp ranks was 1, is 2" in ranks[0]["sequence"]["said"]
+
+
+def test_tensor_parallel_ranks_go_on_where_they_were_stopped(job):
+    folder, ranks = job
+    assert [rank["tensor stopped"]["code"] for rank in ranks] == [128 + signal.SIGTERM] * 2
+    assert [rank["tensor resumed"]["code"] for rank in ranks] == [0, 0] and "not bit for bit" not in ranks[0]["tensor resumed"]["said"]
+    assert losses(folder / "tensor stopped") == losses(folder / "tensor")[:3]
+    one, other = (read_checkpoint(folder / name / "checkpoints" / "step-3")[0] for name in ("tensor", "tensor stopped"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_one_rank_goes_on_where_two_have_stopped(job, alone):

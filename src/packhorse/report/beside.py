@@ -48,11 +48,12 @@ def measured_section(plan: Plan, measured: Measured | None) -> str:
     if measured is None:
         return ""
     seconds = measured.seconds
-    rows = [("peak", format_bytes(plan.peak_bytes), None if measured.peak_bytes is None else format_bytes(measured.peak_bytes))]
-    if plan.host_bytes:
-        rows.append(("on the host", format_bytes(plan.host_bytes), None))
-    if plan.comm_bytes:
-        rows.append(("sent to other ranks each step", format_bytes(plan.comm_bytes), None))
+    of_bytes = [
+        ("peak", plan.peak_bytes, measured.peak_bytes),
+        ("on the host", plan.host_bytes, measured.host_bytes),
+        ("sent to other ranks each step", plan.comm_bytes, measured.sent_bytes),
+    ]
+    rows = [(name, format_bytes(told), None if found is None else format_bytes(found)) for name, told, found in of_bytes if told]
     ratio = "" if seconds is None else f"{seconds:.4g} s, {seconds / max(plan.seconds, 1e-12):.2f} times the predicted"
     rows.append((f"a step, predicted for {plan.device.name}", f"{plan.seconds:.4g} s", ratio or None))
     shown = [[Cell(name), Cell(foretold, "number"), Cell(found or "predicted only", "number")] for name, foretold, found in rows]

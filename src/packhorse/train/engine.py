@@ -37,6 +37,9 @@ class Ledger(Protocol):
     @property
     def measured_comm_bytes(self) -> int | None: ...
 
+    @property
+    def measured_host_bytes(self) -> int | None: ...
+
 
 class LastStep(Protocol):
     """Global norm of the gradient of the last step, before and after clipping; None where the plan has no clip_norm."""

@@ -1,6 +1,7 @@
 """RUN/metrics.jsonl: one JSON object a line, in the order of the steps, each step once however often the run was resumed.
 
 {"kind": "step", "step": 1, "loss": ..., "grad_norm": ..., "clipped_norm": ..., "lr": ..., "step_s": ..., "memory_bytes": ...}
+    and, where there are any, "host_bytes": of the host's memory, "sent_bytes": to other ranks in a step; all bytes are of rank 0, as last looked at
 {"kind": "eval", "step": 100, "loss": ..., "num_tokens": ..., "unit": "byte" or "token"}
 {"kind": "end", "step": 1000, "loss": ..., "counting_nats": {"1": ..., "2": ..., "3": ...}, ...}    the last where tokens are bytes
 """

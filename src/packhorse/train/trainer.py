@@ -57,7 +57,7 @@ class Trainer:
         self.steps_here = 0  # by this process, since it started or resumed
         self._resumed_from: str | None = None
         self._saved_at: int | None = None
-        self._memory_bytes: int | None = None
+        self._bytes: dict[str, int | None] = {"memory_bytes": None}  # measured when a line was last shown
 
     def resume(self, checkpoint: str) -> None:
         """Goes to where `checkpoint` was saved. Says so when the data or the machine differ, because bits may then differ too.
@@ -192,7 +192,7 @@ class Trainer:
             "step_s": step_s,
             "tokens_per_s": None,
             "mfu": None,
-            "memory_bytes": self._memory_bytes,
+            **self._bytes,
         }
         if loss_scale is not None:
             record["loss_scale"] = loss_scale
@@ -213,8 +213,10 @@ class Trainer:
     def _log(self, record: Record) -> None:
         """Prints the log line, and completes the record with what it shows: averages since the last one."""
         rate = self._meter.read()
-        self._memory_bytes = self.step.ledger().measured_peak_bytes
-        record |= {"tokens_per_s": rate.tokens_per_s, "mfu": rate.mfu, "memory_bytes": self._memory_bytes}
+        ledger = self.step.ledger()
+        elsewhere = {"host_bytes": ledger.measured_host_bytes, "sent_bytes": ledger.measured_comm_bytes}
+        self._bytes = {"memory_bytes": ledger.measured_peak_bytes, **{name: num_bytes for name, num_bytes in elsewhere.items() if num_bytes}}
+        record |= {"tokens_per_s": rate.tokens_per_s, "mfu": rate.mfu, **self._bytes}
         steps = self.config.run.steps
         self._console.fields(step_fields(record, steps=steps, eta_s=self._meter.eta_s(steps - self.steps_done)))
 
