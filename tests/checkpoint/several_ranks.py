@@ -23,6 +23,9 @@ import packhorse.api  # here, so that no rank has to
 import packhorse.checkpoint.write as writing
 from packhorse.checkpoint import newest_checkpoint, prune_checkpoints
 from packhorse.errors import CheckpointError, UserError
+from packhorse.train.build import build_model, build_optimizer, build_plan, build_step
+from packhorse.train.config_file import config_from_dict, format_config, load_config
+from packhorse.train.task import named
 
 STEPS, DYING = 4, 3  # steps of a run, and the one at whose save a rank dies
 
@@ -231,6 +234,44 @@ def hand_on(rank, world, stage, root, place):
     (root / f"handed-{place}.loss").write_text(loss.hex())
 
 
+def over_tp(root):
+    """A run of Hugging Face's Llama, whose state goes from mesh to mesh: loaded and saved again as tp-0, tp-1, ... The next step's loss is noted."""
+    from transformers import LlamaConfig
+
+    folder = root / "llama"
+    folder.mkdir()
+    config = LlamaConfig(**LLAMA)
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": ["LlamaForCausalLM"]}))
+    given = {"run": {"dir": str(folder)}, "model": {"kind": "hf", "config": str(folder / "config.json")}}
+    (folder / "config.toml").write_text(format_config(config_from_dict(given | {"data": {"seq_len": 8}, "optimizer": {"clip_norm": 1.0}})))
+    return [job(dp * tp, cut, folder, place, dp, tp, stage) for place, (dp, tp, stage) in enumerate(MESHES)]
+
+
+# rows of the vocabulary that no degree divides; a head of keys for two of queries, so that ranks of tp 4 share one
+LLAMA = {"vocab_size": 301, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+MESHES = [(2, 2, 3), (1, 4, 0), (1, 1, 0), (2, 1, 2), (1, 2, 0)]  # dp, tp, stage
+
+
+def cut(rank, world, folder, place, dp, tp, stage):
+    words = [f"mesh.dp={dp}", f"mesh.tp={tp}", f"mesh.zero_stage={stage}", f"data.micro_batch_size={4 // dp}", "data.global_batch_size=4"]
+    config = load_config(folder / "config.toml", words)
+    torch.manual_seed(0)
+    model = build_model(config)
+    step = build_step(config, ph, model, build_plan(config, ph, model, build_optimizer(config, model), rank), None)
+    torch.manual_seed(50 + rank // tp)
+
+    def loss(number):
+        ids = torch.randint(301, (4, 8), generator=torch.Generator().manual_seed(number)).chunk(dp)[rank // tp].clone()
+        return step(named(config.model, ids, ids.clone())).item()
+
+    if place:
+        ph.load(folder / "checkpoints" / f"step-{place}", step)
+    else:
+        loss(0), loss(1)
+    ph.save(folder / "checkpoints" / f"step-{place + 1}", step, {"steps_done": place + 1})
+    (folder / f"{place}-{rank}.loss").write_text(loss(2).hex())
+
+
 def full_disk(root):
     return job(2, fill_the_disk, root / "full")
 
@@ -259,4 +300,4 @@ def fill_the_disk(rank, world, folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    print(json.dumps({work.__name__: work(out) for work in (kills, ranks_in_turn, handed_on, full_disk)}))
+    print(json.dumps({work.__name__: work(out) for work in (kills, ranks_in_turn, handed_on, over_tp, full_disk)}))

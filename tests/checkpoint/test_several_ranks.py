@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from packhorse.checkpoint import read_checkpoint
+from packhorse.checkpoint.hugging_face import export_run
 from packhorse.checkpoint.reshard import reshard
 from shared import once
 
@@ -95,6 +96,27 @@ def test_the_next_step_is_that_of_a_job_that_was_never_broken(codes, root):
     assert loss[5] == loss[0], "one rank went on by itself, and came back from four others"
     assert loss[4] == loss[2], "two ranks at stage 0 and at stage 1"
     assert len(set(loss)) > 1 and all(abs(float.fromhex(other) - float.fromhex(loss[0])) < 0.1 for other in loss)
+
+
+def test_a_state_comes_through_all_meshes_bit_for_bit(codes, root, tmp_path):
+    """tp 2 x dp 2 at stage 3, tp 4, one rank, dp 2, tp 2. Padded rows of the vocabulary and second copies of heads are not saved."""
+    assert codes["over_tp"] == [[0] * ranks for ranks in (4, 4, 1, 2, 2)]
+    states = [read_checkpoint(root / "llama" / "checkpoints" / f"step-{place}")[0] for place in range(1, 6)]
+    first = {name: tensor for name, tensor in states[0].items() if not name.startswith("random")}
+    assert first["param/model.embed_tokens.weight"].shape == (301, 32) and first["param/model.layers.0.self_attn.k_proj.weight"].shape == (16, 32)
+    for state in states[1:]:
+        assert all(torch.equal(state[name], tensor) for name, tensor in first.items())
+        assert {name for name in state if not name.startswith("random")} == first.keys()
+    loss = [[float.fromhex(path.read_text()) for path in sorted((root / "llama").glob(f"{place}-*.loss"))] for place in range(5)]
+    assert all(abs(one - loss[2][0]) < 1e-5 for ranks in loss for one in ranks), loss
+
+
+def test_what_tp_ranks_saved_comes_out_for_from_pretrained(codes, root, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    state = read_checkpoint(root / "llama" / "checkpoints" / "step-1")[0]
+    export_run(root / "llama", tmp_path / "out", checkpoint=root / "llama" / "checkpoints" / "step-1", say=lambda text: None)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(parameter, state[f"param/{name}"]) for name, parameter in loaded.named_parameters())
 
 
 def test_every_element_is_saved_once_and_every_rank_saves_its_share(codes, root):
