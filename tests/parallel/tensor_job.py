@@ -119,6 +119,36 @@ def recomputed(sequence: bool) -> Found:
     return found
 
 
+def overflow_on_one() -> Found:
+    """fp16, a loss scale at which one gradient overflows: of the values of head 1, which rank 1 alone has. Which of the heads' are finite, what each
+    rank does, how far parameters went, and what is left whole on each rank after a step with a smaller scale."""
+    model = gpt(0.0).float()
+    block = model.blocks[0]
+    with torch.no_grad():
+        block.attention.out.weight.view(WIDTH, 2, WIDTH // 2)[:, 1].mul_(8)
+        block.norm_attention.weight.mul_(8)
+    torch.manual_seed(9)
+    batch = {name: torch.randint(0, 21, (2, TOKENS)) for name in ("ids", "labels")}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = ph.compile(model, ph.plan(model, batch, optimizer=optimizer, clip_norm=0.5, precision="fp16", mesh=ph.Mesh(tp=2)))
+    step.loss_scale.value = 2.0**16
+    before, found = step.state_dict(), {"skipped": [], "scales": []}
+
+    def moved() -> list[str]:
+        return [name for name, tensor in step.state_dict().items() if not tensor.equal(before[name])]
+
+    for place in range(2):
+        step(batch)
+        found["skipped"].append(every(step.last.skipped))
+        found["scales"].append(every(step.loss_scale.value))
+        if not place:
+            values = step.grads()["blocks.0.attention.qkv.weight"].view(3, 2, -1).isfinite().all(-1)
+            others = all(grad.isfinite().all() for name, grad in step.grads().items() if not name.endswith("qkv.weight"))
+            found |= {"finite": values.tolist(), "others finite": others, "moved": moved()}
+            step.loss_scale.value = 2.0**10
+    return found | {"whole": whole_bits(step), "moved after": moved()}
+
+
 def waited(name: str, residency: str) -> Found:
     """Training with saved values that wait where `residency` says: bits, whether bytes were as planned, and the bytes and copies of the plan."""
     case = Case(name, 1, 0, 1, clip=True, recompute=False, tp=2, dtype="float32")
@@ -160,6 +190,7 @@ def main() -> None:
     found: Found = {"outcomes": [asdict(outcome) for outcome in walk([Case(**fields) for fields in asked["cases"]], dist.get_rank())]}
     if dist.get_world_size() == 2:
         found["dropout"] = {name: run() for name, run in DROPOUT.items()}
+        found["overflow"] = overflow_on_one()
         found["waiting"] = {model: {where: waited(model, where) for where in RESIDENCIES} for model in WAITING}
     if not dist.get_rank():
         Path(asked["out"]).write_text(json.dumps(found))

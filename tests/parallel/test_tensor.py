@@ -110,6 +110,17 @@ def test_masks_outside_and_again(way, found_on):
     assert not kept["draws"] and again["draws"] == ["blocks.0.attention", "blocks.0.dropout"]
 
 
+# -- half precision --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_overflow_on_one_tp_rank_is_one_on_all(found_on):
+    found = found_on(2)["overflow"]
+    assert found["finite"] == [[True, True], [True, True], [True, False]] and found["others finite"]
+    assert found["skipped"] == [[True, True], [False, False]] and found["scales"][0] == [2.0**15] * 2
+    assert not found["moved"] and found["moved after"]
+    assert found["whole"][0] == found["whole"][1]
+
+
 # -- saved values that wait elsewhere --------------------------------------------------------------------------------------------------------
 
 
