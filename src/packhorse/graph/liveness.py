@@ -67,17 +67,21 @@ def live_bytes(graph: Graph) -> list[int]:
 
 
 def check_schedule(graph: Graph, spans: dict[str, Lifespan]) -> None:
-    """Slow checker: every read of a storage, through any view, falls inside its lifespan, and nothing lives longer than it must.
+    """Checker: every read of a storage, through any view, falls inside its lifespan, and nothing lives longer than it must.
 
     Raises CheckError naming the node and the storage.
     """
+    touched: dict[str, list[int]] = {name: [] for name in spans}  # times at which a node makes a storage or reads it
+    for time, node in enumerate(graph.nodes):
+        makes = {value.name for value in node.outputs if value is not None}
+        looks = set() if node.is_view else {graph.values[name].root for name in reads(node)}
+        for name in makes | looks:
+            if name in touched:
+                touched[name].append(time)
+    for output in graph.outputs:
+        if (root := graph.values[output.name].root) in touched:
+            touched[root].append(len(graph.nodes))
     for name, span in spans.items():
-        touched = []
-        for time, node in enumerate(graph.nodes):
-            makes = any(v is not None and v.name == name for v in node.outputs)
-            looks = not node.is_view and any(graph.values[n].root == name for n in reads(node))
-            if makes or looks:
-                touched.append(time)
-        last = len(graph.nodes) if any(graph.values[o.name].root == name for o in graph.outputs) else touched[-1]
-        if (span.lower, span.upper) != (touched[0], last + 1):
-            raise CheckError(f"graph {graph.name}: %{name} is used over [{touched[0]}, {last + 1}) but its lifespan is [{span.lower}, {span.upper})")
+        first, last = touched[name][0], touched[name][-1]
+        if (span.lower, span.upper) != (first, last + 1):
+            raise CheckError(f"graph {graph.name}: %{name} is used over [{first}, {last + 1}) but its lifespan is [{span.lower}, {span.upper})")
