@@ -29,7 +29,7 @@ from packhorse.search.short import Short
 from packhorse.search.strategy import Strategy
 
 RANKS, SAMPLES = 4, 16
-MEMORY = (1_500_000, 2_500_000, 4_000_000)  # bytes of a rank: the whole step of one rank takes about 8,000,000
+MEMORY = (2_000_000, 2_500_000, 4_000_000)  # bytes of a rank: the whole step of one rank takes about 8,000,000
 HOST_BUDGET = 10_000_000
 JOB, SECONDS = "packhorse.bench.strategies_job", 1200
 BEGIN, END = "<!-- bench strategies: begin -->", "<!-- bench strategies: end -->"
