@@ -86,6 +86,7 @@ def checked(request, monkeypatch):
 
     def make_and_check(graphs, persistent, options, *rest, **more):
         plan = original_plan(graphs, persistent, options, *rest, **more)
+        assert plan.least_overhead_seconds is None or plan.overhead_seconds >= plan.least_overhead_seconds - 1e-9
         for planned in plan.programs.values():
             check(planned.graph, persistent, options, planned)
         return plan

@@ -142,7 +142,8 @@ def choose(
         found += fitting([c for c in ranked if not c.residency.parked], 1) + fitting([c for c in ranked if c.order == plain.order], 1)
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
-        return Chosen(best, everything, unhurried, least_extra_seconds(facts, allowed - rest.persistent_bytes, _elsewhere(host, unhurried, finish)))
+        most = allowed - rest.persistent_bytes + finish.persistent.floor  # before they are made, all lent gradients' memory is the arena's
+        return Chosen(best, everything, unhurried, least_extra_seconds(facts, most, _elsewhere(host, unhurried, finish)))
     return Chosen(_leanest(candidates, finish, rest, Gathering()), everything, unhurried, None)
 
 
