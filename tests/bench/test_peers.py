@@ -20,7 +20,7 @@ from packhorse.models.gpt import GPT, Attention
 
 pytestmark = pytest.mark.cpu
 MIB = 2**20
-SHAPE = {"layers": 1, "heads": 2, "width": 8, "vocab": 16, "seq_len": 6, "batch": 2}
+SHAPE = {"layers": 1, "heads": 2, "width": 8, "vocab": 16, "seq_len": 6, "batch": 2, "share": "99%"}
 
 
 def row(system, cpu=1.0, heap=100.0, rss=110.0, losses=(3.0, 2.0)):
@@ -125,7 +125,8 @@ def test_the_command_beside_tensor_parallelism(monkeypatch, tmp_path, capsys):
     here = (2, sys.executable, False)
     assert asked == {
         "DTensor": here, "DTensor, sequence parallel": here, "DTensor, every block checkpointed": here, "packhorse tp": here,
-        "packhorse tp, sequence parallel": here, "packhorse tp, dropping what is cheap": here, "packhorse tp, recomputing": here,
+        "packhorse tp, sequence parallel": here, "packhorse tp, in a budget": here,
+        "packhorse tp, dropping what is cheap": here, "packhorse tp, recomputing": here,
         "Megatron-core": (2, "/bin/true", True),
         "Megatron-core, every block checkpointed": (2, "/bin/true", True),
     }  # fmt: skip
@@ -204,7 +205,7 @@ def test_a_job_beside_plain_pytorch(system, tmp_path):
     asked = {"system": system, "shape": SHAPE, "warmup": 1, "steps": 2, "budget": "minimum"}
     found = run_job("packhorse.bench.peer_job", asked, 2, seconds=200, environment={"LD_PRELOAD": str(heap_watch.build(tmp_path))})
     torch.manual_seed(0)
-    model = GPT(**{key: size for key, size in SHAPE.items() if key != "batch"})
+    model = GPT(**{key: size for key, size in SHAPE.items() if key not in ("batch", "share")})
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for number, loss in enumerate(found["losses"]):
         optimizer.zero_grad()

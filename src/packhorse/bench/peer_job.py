@@ -1,6 +1,7 @@
 """One rank of a job of `packhorse bench peers`: one system, a few steps, what they cost. Started by torchrun with a JSON object as its argument.
 
-The object: system, shape (layers, heads, width, vocab, seq_len, batch), warmup, steps, budget, out: the file that rank 0 writes a JSON line into.
+The object: system, shape (layers, heads, width, vocab, seq_len, batch, share), warmup, steps, budget, out: the file that rank 0 writes a JSON line
+into.
 """
 
 import gc
@@ -22,14 +23,14 @@ from packhorse.bench.peer_tensor import TENSOR_SYSTEMS
 from packhorse.models.gpt import GPT
 
 
-def batch_of(shape: dict[str, int], number: int, rank: int) -> Batch:
+def batch_of(shape: dict[str, Any], number: int, rank: int) -> Batch:
     """This rank's part of the batch of a step: the same for every system."""
     draw = torch.Generator().manual_seed(1_000 * number + rank)
     tokens = torch.randint(0, shape["vocab"], (shape["batch"], shape["seq_len"] + 1), generator=draw)
     return {"ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
 
 
-def batch_of_all(shape: dict[str, int], number: int, num_ranks: int) -> Batch:
+def batch_of_all(shape: dict[str, Any], number: int, num_ranks: int) -> Batch:
     """The batch of a step: what all ranks together see."""
     parts = [batch_of(shape, number, rank) for rank in range(num_ranks)]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
@@ -52,7 +53,7 @@ def main(asked: dict[str, Any]) -> None:
     def batch_of_step(number: int) -> Batch:
         return batch_of_all(shape, number, num_ranks) if system.tensor else batch_of(shape, number, rank)
 
-    step = system.make(model, {"batch": batch_of_step(0), "budget": asked["budget"]})
+    step = system.make(model, {"batch": batch_of_step(0), "budget": asked["budget"], "share": shape["share"]})
     del model
     walls, cpus, losses = [], [], []
     for number in range(warmup + asked["steps"]):

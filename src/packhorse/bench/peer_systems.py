@@ -138,7 +138,7 @@ def _deepspeed(stage: int) -> Make:
 
 
 def packhorse_step(axis: str, stage: int = 0, recompute: str = "none", sequence_parallel: bool = False) -> Make:
-    """packhorse with all ranks along one axis of the mesh. recompute: a method; "optimal" has the budget of the settings."""
+    """packhorse with all ranks along one axis of the mesh. recompute: a method; "optimal" has the budget of the settings, "auto" their share."""
 
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         import packhorse
@@ -152,7 +152,7 @@ def packhorse_step(axis: str, stage: int = 0, recompute: str = "none", sequence_
             rank=dist.get_rank(),
             zero_stage=stage,
             recompute=recompute,
-            budget=settings["budget"] if recompute == "optimal" else None,
+            budget={"optimal": settings["budget"], "auto": settings["share"]}.get(recompute),
             sequence_parallel=sequence_parallel,
         )
         return packhorse.compile(model, plan)

@@ -216,6 +216,7 @@ TENSOR_SYSTEMS = (
     System("Megatron-core, every block checkpointed", None, _megatron(recompute=True), recompute=True, **_MEGATRON),
     System("packhorse tp", None, packhorse_step("tp"), **_OURS),
     System("packhorse tp, sequence parallel", None, packhorse_step("tp", sequence_parallel=True), sequence=True, **_OURS),
+    System("packhorse tp, in a budget", None, packhorse_step("tp", recompute="auto"), **_OURS),
     System("packhorse tp, dropping what is cheap", None, packhorse_step("tp", recompute="cheap"), **_OURS),
     System("packhorse tp, recomputing", None, packhorse_step("tp", recompute="optimal"), recompute=True, **_OURS),
 )
