@@ -11,7 +11,7 @@ The host holds at most 30 % of what is saved when everything is kept, where it i
 the least that recomputation alone can do: of the room between the two a half, a quarter, an eighth, a sixteenth. The link to the host has a quarter
 of the rate at which the copy of all that is saved takes as long as the forward pass's products:
 
-  rate = saved bytes / (4 x seconds of the forward pass's products, convolutions and attention, as the packaged CPU device file has them)
+  rate = saved bytes / (4 x seconds of the forward pass's products, convolutions and attention, as the device file has them)
 
 Of each cell: whether peak, bytes on the host and bytes sent were those of the plan, on every rank in every step; whether losses and gradients have
 the bits of the step that keeps everything; the predicted seconds, and the measured ones: all four run in turns in one job. Words after `residency`
@@ -57,15 +57,14 @@ def balanced_rate(graph: Graph, device: Device) -> float:
     return saved_bytes(graph) / sum(device.seconds(node, graph.values) for node in products)
 
 
-def slow_device(model: str, layers: int, samples: int) -> Device:
-    """The packaged CPU with a link to the host of a quarter of the model's balanced rate."""
+def slow_device(model: str, layers: int, samples: int, device: Device) -> Device:
+    """The device with a link to the host of a quarter of the model's balanced rate."""
     with torch.device("meta"):
         net = WORKLOADS[model](layers).train()
     batch = {name: tensor.to("meta") for name, tensor in batch_of(model, samples, 0).items()}
     plan = packhorse.plan(net, batch, optimizer=torch.optim.AdamW(net.parameters(), fused=True), recompute="none")
-    device = load_device()
     rate = float(f"{SHARE * balanced_rate(plan.programs['first'].graph, device):.4g}")
-    return replace(device, name=f"cpu, slow host link for {model}", host_link=Link(COPY_S, rate))
+    return replace(device, name=f"{device.name}, slow host link for {model}", host_link=Link(COPY_S, rate))
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------------------------
@@ -191,8 +190,10 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--rooms", type=float, nargs="+", default=list(ROOMS), metavar="SHARE", help="budgets, as shares of the room")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of a rank")
+    parser.add_argument("--device", help="device file of this machine, as `packhorse calibrate --write` makes it (default: the packaged CPU)")
     parser.add_argument("--write", type=Path, help="Markdown file whose table is replaced")
     asked = parser.parse_args(arguments)
+    machine = load_device(asked.device)
     for name in asked.names:
         if not any(name.lower() in model.lower() for model in WORKLOADS):
             raise UserError(f"bench residency: no model is called {name}; the models are {', '.join(WORKLOADS)}")
@@ -209,7 +210,7 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         for model in models:
-            devices[model] = device = slow_device(model, asked.layers, asked.samples)
+            devices[model] = device = slow_device(model, asked.layers, asked.samples, machine)
             file = Path(folder) / f"{model}.toml"
             file.write_text(format_device(device), encoding="utf-8")
             given = {"model": model, "layers": asked.layers, "samples": asked.samples, "device": str(file)}

@@ -68,6 +68,8 @@ def _instants(facts: Facts, tp: int) -> list[list[tuple[int, float]]]:
         for s, n in last.items():
             if n >= instant:
                 maker = facts.maker[s]
+                if facts.marks.get(maker) == "drop":  # it is computed again in any case
+                    continue
                 ranks = tp if facts.graph.nodes[maker].replicated else 1
                 needed[maker] = needed.get(maker, 0) + facts.sizes[s] // ranks
         cheap = sorted(needed, key=lambda node: facts.seconds[node] / max(needed[node], 1))
