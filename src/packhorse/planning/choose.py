@@ -31,6 +31,7 @@ from packhorse.planning.residency import (
     proposals,
     saved_bytes,
     spread,
+    unbeaten,
 )
 from packhorse.recompute.bound import NOWHERE, Elsewhere, least_extra_seconds
 from packhorse.recompute.chen import chen
@@ -127,7 +128,10 @@ def choose(
         for candidate in those:
             if len(found) == most or (found and candidate.seconds > min(laid_out.seconds for laid_out in found)):
                 break
-            for gathering in finish.gatherings(allowed - rest.persistent_bytes):
+            ways = finish.gatherings(allowed - rest.persistent_bytes)
+            if rest.peak(finish.glance(candidate, ways[-1])) > allowed:  # the leanest way
+                continue
+            for gathering in ways:
                 if rest.peak(finish.glance(candidate, gathering)) > allowed:
                     continue
                 laid_out = finish.laid_out(candidate, gathering)
@@ -284,7 +288,7 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
         looked_at = spread(left, ORDERS)
         for candidate in looked_at:
             terrain = finish.terrain(candidate)
-            found += [_priced(candidate, terrain, residency) for residency, _ in proposals(terrain, limits, options.mesh)]
+            found += [_priced(candidate, terrain, residency) for residency in unbeaten(proposals(terrain, limits, options.mesh))]
         left = [c for c in left if not any(c is other for other in looked_at)]
     return found
 

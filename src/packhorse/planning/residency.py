@@ -11,7 +11,7 @@ behind the computation; with any lag, all of them. Those that are made first go 
 methods are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -33,8 +33,8 @@ from packhorse.units import align_up, format_bytes, parse_bytes
 
 MODES = ("auto", "keep", "shard", "offload")
 STATES = ("auto", "keep", "offload")  # of the optimizer
-LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, float("inf"))  # of the seconds of the graph
-DEPTHS = (1, 2, 4)  # copies under way in each direction
+LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the seconds of the graph
+DEPTHS = (1, 2, 4, 16)  # copies under way in each direction
 ORDERS = 16  # that values are parked in, spread over those that the methods of recomputation propose and that may still be the fastest
 LOOKS = 3  # so often, each time over those faster than the best so far
 
@@ -168,8 +168,16 @@ class Terrain:
         """What the computation takes to cut a value."""
         return self.device.seconds(Node(OWN_SLICE, (Ref(s.value.name),), (), (slice_of(s.value, self.tp),)), self.graph.values)
 
-    def everywhere(self, shard: bool, host: bool, depth: int, lag: float = float("inf"), most: int | None = None) -> Residency:
-        """All values parked for which it helps; on the host those whose copies begin no more than `lag` seconds late, up to `most` bytes."""
+    @cached_property
+    def turn(self) -> float:
+        """Seconds at which the backward pass begins."""
+        return next((self.begins[index] for index, node in enumerate(self.graph.nodes) if node.phase == "backward"), self.begins[-1])
+
+    def everywhere(
+        self, shard: bool, host: bool, depth: int, lag: float = float("inf"), most: int | None = None, until: float = float("inf")
+    ) -> Residency:
+        """All values parked for which it helps; on the host those whose copies begin no more than `lag` seconds late and end by `until`, up to `most`
+        bytes."""
         found: dict[str, Parked] = {}
         done, bytes_there = 0.0, 0
         for s in sorted(self.saved, key=lambda s: (s.last, s.value.name)):
@@ -178,7 +186,9 @@ class Terrain:
                 leaving = self.pace.leaving(s, how)
                 took, size = self.pace.copy_s(leaving), align_up(leaving.extent_bytes, 64)
                 ready = self.begins[s.last + 1]
-                late, short = done > ready + lag, self.begins[s.first] - ready <= 2 * took and lag != float("inf")
+                # by the time that it is there it has to come back
+                late = done > ready + lag or max(done, ready) + took > until
+                short = max(done, ready) + 2 * took >= self.begins[s.first] and lag != float("inf")
                 if late or short or (most is not None and bytes_there + size > most):
                     how = self.how(s, shard, False)
                 else:
@@ -271,14 +281,26 @@ def proposals(terrain: Terrain, limits: Limits, mesh: Mesh) -> Iterator[tuple[Re
     seen: set[Residency] = set()
     total = terrain.begins[-1]
     for (shard, host), depth in product(families, DEPTHS):
-        for lag in LAGS if host and limits.room is not None else LAGS[-1:]:
-            found = terrain.everywhere(shard, host, depth, lag * total, limits.host_bytes)
+        lags: Iterable[tuple[float, float]] = [(float("inf"), float("inf"))]
+        if host and limits.room is not None:  # what is not gone when the backward pass begins, that has to wait for: at the peak
+            lags = product([lag * total for lag in LAGS], (terrain.turn, float("inf")))
+        for lag, until in lags:
+            found = terrain.everywhere(shard, host, depth, lag, limits.host_bytes, until)
             if not found.parked or found in seen:
                 continue
             seen.add(found)
             price = terrain.price(found)
             if limits.room is None or price.peak <= limits.room:
                 yield found, price
+
+
+def unbeaten(found: Iterable[tuple[Residency, Price]]) -> list[Residency]:
+    """Those of one order that no other beats in seconds and in bytes, the fastest first."""
+    kept: list[tuple[Residency, Price]] = []
+    for residency, price in sorted(found, key=lambda item: (item[1].seconds, item[1].peak, item[1].host_bytes)):
+        if not kept or price.peak < kept[-1][1].peak:
+            kept.append((residency, price))
+    return [residency for residency, _ in kept]
 
 
 def _add(steps: np.ndarray, lower: int, upper: int, size: int) -> None:
