@@ -17,7 +17,7 @@ from packhorse.graph.ir import Graph
 from packhorse.graph.liveness import lifespans
 from packhorse.models.gpt import GPT
 from packhorse.planning.plan import plan_graph
-from packhorse.planning.residency import Terrain, host_budget_bytes
+from packhorse.planning.residency import Price, Terrain, host_budget_bytes, unbeaten
 from packhorse.planning.timeline import timeline
 from packhorse.recompute.facts import facts_of
 from packhorse.recompute.mirror import order_of, replay
@@ -110,6 +110,38 @@ def test_every_saved_value_of_a_conv_net_may_wait_in_the_arena_afterwards():
 
 
 # -- budgets -----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", LINKS[2:])
+def test_what_is_proposed_for_the_host_is_not_in_the_way(link):
+    """Copies one behind another, by hand: each is away by the time that it has to come back, and at the turn where that is asked for."""
+    given = asked("gpt", 1)
+    device = replace(CPU, host_link=link)
+    terrain = Terrain(given.graph, given.finish.counted.places(), True, device, given.finish.options.mesh)
+    seconds = {s.value.name: link.seconds(s.value.extent_bytes) for s in terrain.saved}
+    taken = {}
+    for until in (terrain.turn, float("inf")):
+        for lag in (0.0, 0.1, 10.0):
+            parked = dict(terrain.everywhere(False, True, 2, lag * terrain.begins[-1], None, until).parked)
+            done = 0.0
+            for saved in sorted((s for s in terrain.saved if s.value.name in parked), key=lambda s: (s.last, s.value.name)):
+                ready = terrain.begins[saved.last + 1]
+                assert done <= ready + lag * terrain.begins[-1]
+                done = max(done, ready) + seconds[saved.value.name]
+                assert done <= until and done + seconds[saved.value.name] < terrain.begins[saved.first]
+            taken[until, lag] = len(parked)
+    assert len(terrain.saved) > taken[float("inf"), 10.0] > taken[terrain.turn, 10.0] or link is LINKS[3]
+    assert all(given.graph.nodes[k].phase == "forward" for k, begin in enumerate(terrain.begins[:-1]) if begin < terrain.turn)
+
+
+def test_what_is_beaten_in_seconds_and_bytes_is_left_out():
+    draw = random.Random(0)
+    found = [(Residency((), k), Price(draw.randrange(20), draw.randrange(3), 0, float(draw.randrange(20)))) for k in range(60)]
+    left = unbeaten(found)
+    prices = dict(found)
+    for residency, price in found:
+        beaten = any(other.seconds <= price.seconds and other.peak <= price.peak and other != price for other in prices.values())
+        assert residency not in left if beaten else any((prices[r].seconds, prices[r].peak) == (price.seconds, price.peak) for r in left)
 
 
 def small(dropout: float = 0.1) -> GPT:
