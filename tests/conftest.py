@@ -19,17 +19,23 @@ sys.path.insert(0, str(Path(__file__).parent / "parallel"))
 sys.path.insert(0, str(Path(__file__).parent / "optim"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def one_thread(request):
-    if request.node.get_closest_marker("pure"):
-        yield
+    """Of the whole session: fixtures of modules run steps too."""
+    if all(item.get_closest_marker("pure") for item in request.session.items):
         return
     import torch
 
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again(request):
     yield
-    torch.set_num_threads(before)
+    if not request.node.get_closest_marker("pure"):
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -147,7 +147,9 @@ def choose(
     if found:
         best = min(found, key=lambda laid_out: (laid_out.seconds, rest.peak(laid_out)))
         most = allowed - rest.persistent_bytes + finish.persistent.floor  # before they are made, all lent gradients' memory is the arena's
-        return Chosen(best, everything, unhurried, least_extra_seconds(facts, most, _elsewhere(host, unhurried, finish)))
+        # what is computed again may hide behind what ZeRO sends, and more units may stay whole: a step takes as long as its computation at least
+        least = plain.seconds + least_extra_seconds(facts, most, _elsewhere(host, plain.seconds, finish))
+        return Chosen(best, everything, unhurried, least - unhurried)
     return Chosen(_leanest(candidates, finish, rest, Gathering()), everything, unhurried, None)
 
 
@@ -240,7 +242,7 @@ class Finish:
 
 
 def _elsewhere(host_bytes: int, seconds: float, finish: Finish) -> Elsewhere:
-    """Where saved values may wait, for the lower bound. seconds: of keeping everything."""
+    """Where saved values may wait, for the lower bound. seconds: of the computation that keeps everything."""
     if finish.options.residency == "keep":
         return NOWHERE
     return Elsewhere(host_bytes, finish.device.host_link, finish.options.mesh.tp, seconds)

@@ -72,7 +72,7 @@ class Ledger:
         if not told.get("overhead_flops") and not told.get("recomputed_nodes"):
             return []
         least = told["least_overhead_seconds"]
-        bound = "" if least is None else f"; no plan in this budget takes less than {least:.3g} s"
+        bound = "" if least is None or least <= 0 else f"; no plan in this budget takes less than {least:.3g} s"
         share = told["overhead_seconds"] / max(told["seconds"] - told["overhead_seconds"], 1e-12)
         return [
             f"recomputation ({told['recompute']}): {told['recomputed_nodes']} calls again, {told['overhead_flops']} flops, predicted "

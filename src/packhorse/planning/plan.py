@@ -138,7 +138,8 @@ class Plan:
 
     All bytes are of this rank. peak_bytes = persistent_bytes + arena_bytes + external_bytes.
     device: where seconds come from. keep_everything_bytes, keep_everything_seconds: peak and predicted seconds of the step that recomputes nothing.
-    least_overhead_seconds: no plan within the budget takes fewer extra seconds (None where there is no limit).
+    least_overhead_seconds: no plan within the budget takes fewer extra seconds (None where there is no limit). Both may be below zero where a budget
+    has room for parameters that stay whole, which are gathered once.
     zero: the pass over programs of several ranks. needed: what all programs need together on the ranks that decide for all. `job` is what
     `packhorse.compile` needs besides (optimizer, loss, constants); it takes no part in comparisons.
     """
@@ -193,7 +194,7 @@ class Plan:
 
     @property
     def overhead_seconds(self) -> float:
-        """Predicted seconds that a step takes longer than the one that keeps everything."""
+        """Predicted seconds that a step takes longer than the one that keeps everything (and gathers parameters two units at a time)."""
         return self.seconds - self.keep_everything_seconds
 
     @property

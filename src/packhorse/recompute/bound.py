@@ -6,8 +6,8 @@ divisible, is a fractional knapsack. The same holds at the start of any later no
 instants.
 
 What may wait elsewhere makes the limit wider, and what all tensor parallel ranks have takes a slice. A link carries no more than its rate in the
-seconds that the whole step takes, which are those of keeping everything and the extra ones: the bound is the least number of seconds that pays for
-itself.
+seconds that the whole step takes, which are those of the computation that keeps everything and the extra ones: the bound is the least number of
+seconds that pays for itself.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ HALVINGS = 40
 @dataclass(frozen=True)
 class Elsewhere:
     """Where values may wait besides. host_bytes: of the host, link: the way there (None: it takes no time). tp: ranks that may have slices of what
-    all of them have. seconds: of the step that keeps everything."""
+    all of them have. seconds: of the computation of a step that keeps everything."""
 
     host_bytes: int = 0
     link: Link | None = None
