@@ -15,6 +15,7 @@ from packhorse.device.links import Level, Link
 from packhorse.errors import UserError
 from packhorse.graph.ir import Graph
 from packhorse.graph.liveness import lifespans
+from packhorse.graph.operators import OWN_SLICE
 from packhorse.models.gpt import GPT
 from packhorse.planning.plan import plan_graph
 from packhorse.planning.residency import Price, Terrain, host_budget_bytes, unbeaten
@@ -235,6 +236,35 @@ def test_adopted_values_on_the_host(name, slow):
         plan = planned(slow, model, batch, recompute="none", **options)[1]
         outcomes.append(ran(model, plan, batches=[batch] * 2)[0])
     assert plan.host_bytes and same(*outcomes)
+
+
+# -- slices ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_slices_as_a_budget_asks_for(tmp_path):
+    """Gathers cost more the more there are. Below what keeping everything takes, slice after slice comes, each budget met by as few bytes as slices
+    of one size allow, up to all of them; a step takes longer with each, and is never slower than with all."""
+    path = tmp_path / "box.toml"
+    path.write_text(format_device(replace(CPU, levels=(Level("box", 2, Link(1e-5, 1e8)),))))
+
+    def plan(**options):
+        return planned(str(path), batch=tokens(4), recompute="none", mesh=ph.Mesh(tp=2), rank=0, **options)[1]
+
+    def slices(plan):
+        return [node for node in plan.programs["first"].graph.nodes if node.op == OWN_SLICE]
+
+    kept, cut = plan(), plan(residency="shard")
+    assert not slices(kept) and cut.peak_bytes < kept.peak_bytes and cut.seconds > kept.seconds
+    room = kept.peak_bytes - cut.peak_bytes
+    largest = max(node.outputs[0].extent_bytes for node in slices(cut))
+    seen = [plan(budget=cut.peak_bytes + room * k // 8) for k in range(9)]
+    numbers = [len(slices(one)) for one in seen]
+    assert numbers == sorted(numbers, reverse=True) and numbers[-1] == 0 and numbers[0] <= len(slices(cut)) and len(set(numbers)) > 4
+    for k, one in enumerate(seen):
+        limit = cut.peak_bytes + room * k // 8
+        assert limit - largest <= one.peak_bytes <= limit, "a slice less would not fit"
+        assert one.seconds <= cut.seconds
+    assert [one.seconds for one in seen] == sorted((one.seconds for one in seen), reverse=True)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------------------------------

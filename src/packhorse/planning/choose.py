@@ -21,13 +21,16 @@ from packhorse.planning.persistent import Persistent, seen_by
 from packhorse.planning.plan import GraphPlan, LaidOut, Options, Plan, Rest, plan_graph, times_of
 from packhorse.planning.residency import (
     LOOKS,
+    NEARLY,
     ORDERS,
     Limits,
     Terrain,
     by_hand,
     check_host,
+    discounted,
+    foretold,
     host_budget_bytes,
-    more_orders,
+    likely,
     proposals,
     saved_bytes,
     spread,
@@ -45,7 +48,6 @@ from packhorse.residency.saved import KEPT, Residency
 
 LOOKED_AT = 6  # plans within the budget that are laid out, where some of them park values: the fastest is taken
 LEANEST = 16  # plans that are laid out to find the leanest, of those that simulation cannot tell apart
-NEARLY = 1.01  # simulated bytes that are so much above a limit are laid out too: what the layout says counts
 MICRO = ("last", "next", "first")  # programs that are searched, the one that needs more first
 
 
@@ -269,30 +271,39 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     options = finish.options
     host = finish.host_bytes(plain)
     if options.residency in ("shard", "offload"):
-        by_seconds = sorted(candidates, key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
+        by_seconds = sorted(candidates, key=lambda c: (c.seconds, _bytes(c)))
         some = spread(by_seconds, LOOKS * ORDERS)
         return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in some for terrain in (finish.terrain(c),)]
     fits = room is not None and plain.arena_bytes + plain.external_bytes <= room
     if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
-    limits = Limits(None if room is None else int(room * NEARLY), host)
+    limits = Limits(room, host)
     method = partial(optimal, thorough=False) if options.recompute in ("auto", "optimal") else METHODS[options.recompute]
-    more = [_measured(plain.facts, order) for order in more_orders(plain.facts, finish.terrain(plain), limits, method)]
-    by_seconds = sorted([plain, *candidates, *more], key=lambda c: (c.seconds, c.arena_bytes + c.external_bytes))
+    terrain, tp = finish.terrain(plain), options.mesh.tp
+    lighter = [discounted(plain.facts, residency, 1 / tp) for residency in likely(terrain, limits)]
+    orders = dict.fromkeys(order for facts in lighter for order in method(facts, limits.nearly))
+    by_seconds = sorted([plain, *candidates, *(_measured(plain.facts, order) for order in orders)], key=lambda c: (c.seconds, _bytes(c)))
     left = list({(id(c.facts), c.order): c for c in by_seconds}.values())
-    if room is not None and options.mesh.tp == 1:  # no more leaves the device than the host takes
-        left = [c for c in left if c.arena_bytes + c.external_bytes - host <= room * NEARLY]
+    if limits.nearly is not None:
+        sliced = terrain.everywhere(tp > 1, False, 2)
+        known = [c for c in left if tp == 1 or c.facts is plain.facts]  # values of others have other names
+        hopeless = {id(c) for c in known if foretold(c.facts, c.order, _bytes(c), sliced, tp, host) > limits.nearly}
+        left = [c for c in left if id(c) not in hopeless]
     found = list(candidates)
     for _ in range(1 if room is None else LOOKS):  # without a limit no look knows more than the first
         # parked values make nothing faster: an order has to be faster than the best so far
-        fastest = min((c.seconds for c in found if room is not None and c.arena_bytes + c.external_bytes <= room), default=float("inf"))
+        fastest = min((c.seconds for c in found if room is not None and _bytes(c) <= room), default=float("inf"))
         left = [c for c in left if c.seconds < fastest]
-        looked_at = spread(left, ORDERS)
+        looked_at = list({id(c): c for c in (*left[: ORDERS // 2], *spread(left, ORDERS // 2))}.values())
         for candidate in looked_at:
             terrain = finish.terrain(candidate)
             found += [_priced(candidate, terrain, residency) for residency in unbeaten(proposals(terrain, limits, options.mesh))]
         left = [c for c in left if not any(c is other for other in looked_at)]
     return found
+
+
+def _bytes(candidate: Candidate) -> int:
+    return candidate.arena_bytes + candidate.external_bytes
 
 
 def _priced(candidate: Candidate, terrain: Terrain, residency: Residency) -> Candidate:

@@ -11,7 +11,7 @@ behind the computation; with any lag, all of them. Those that are made first go 
 methods are asked once more with the bytes of such values left out, so that they drop what the link cannot carry.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -26,6 +26,7 @@ from packhorse.mesh import Mesh
 from packhorse.planning.placement import Places, place
 from packhorse.recompute.facts import Facts
 from packhorse.recompute.mirror import Order
+from packhorse.recompute.simulate import bytes_of
 from packhorse.residency.park import begins_of, seconds_by_result
 from packhorse.residency.saved import KEPT, Parked, Residency, Saved, saved_values, slice_of
 from packhorse.residency.schedule import Absence, Pace, absences, leaving_order, pace_of, returning_order
@@ -36,6 +37,7 @@ STATES = ("auto", "keep", "offload")  # of the optimizer
 LAGS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the seconds of the graph
 DEPTHS = (1, 2, 4, 16)  # copies under way in each direction
 ORDERS = 16  # that values are parked in, spread over those that the methods of recomputation propose and that may still be the fastest
+NEARLY = 1.01  # bytes that are counted to be so much above a limit are laid out too: what the layout says counts
 LOOKS = 3  # so often, each time over those faster than the best so far
 
 
@@ -45,6 +47,10 @@ class Limits:
 
     room: int | None
     host_bytes: int
+
+    @property
+    def nearly(self) -> int | None:
+        return None if self.room is None else int(self.room * NEARLY)
 
 
 @dataclass(frozen=True)
@@ -290,8 +296,26 @@ def proposals(terrain: Terrain, limits: Limits, mesh: Mesh) -> Iterator[tuple[Re
                 continue
             seen.add(found)
             price = terrain.price(found)
-            if limits.room is None or price.peak <= limits.room:
+            if limits.nearly is None or price.peak <= limits.nearly:
                 yield found, price
+                if shard and not host and limits.room is not None and price.peak <= limits.room and depth == DEPTHS[0]:
+                    yield _fewest(terrain, found, limits.room)
+
+
+def _fewest(terrain: Terrain, all_of_them: Residency, room: int) -> tuple[Residency, Price]:
+    """No more slices than are needed, the largest first, of those the ones that come back last. all_of_them: fits."""
+    parked = dict(all_of_them.parked)
+    those = sorted((s for s in terrain.saved if s.value.name in parked), key=lambda s: (-s.value.extent_bytes, -s.first))
+
+    def first(count: int) -> tuple[Residency, Price]:
+        found = Residency(tuple(sorted((s.value.name, parked[s.value.name]) for s in those[:count])), all_of_them.depth)
+        return found, terrain.price(found)
+
+    low, high = 0, len(those)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if first(middle)[1].peak <= room else (middle, high)
+    return first(high)
 
 
 def unbeaten(found: Iterable[tuple[Residency, Price]]) -> list[Residency]:
@@ -309,21 +333,28 @@ def _add(steps: np.ndarray, lower: int, upper: int, size: int) -> None:
     steps[upper] -= size
 
 
-def discounted(facts: Facts, residency: Residency) -> Facts:
-    """Facts in which parked values take no bytes: what a method of recomputation has to reckon with besides."""
-    away = {name for name, _ in residency.parked}
-    return replace(facts, sizes=tuple(0 if name in away else size for name, size in zip(facts.names, facts.sizes)))
-
-
-def more_orders(facts: Facts, terrain: Terrain, limits: Limits, method: Callable[[Facts, int | None], list[Order]]) -> list[Order]:
-    """Orders that a method proposes when it knows that some values will wait elsewhere. terrain: of the graph that keeps everything."""
+def likely(terrain: Terrain, limits: Limits) -> list[Residency]:
+    """What may wait elsewhere, as far as the graph that keeps everything tells, whose terrain this is."""
     shard, host = terrain.tp > 1, limits.host_bytes > 0
     sets = [terrain.everywhere(shard, host, 2, lag * terrain.begins[-1], limits.host_bytes) for lag in (LAGS[2:6:3] if host else (0.0,))]
-    orders: list[Order] = []
-    for found in dict.fromkeys(sets):
-        if found.parked:
-            orders += method(discounted(facts, found), limits.room)
-    return list(dict.fromkeys(orders))
+    return [found for found in dict.fromkeys(sets) if found.parked]
+
+
+def discounted(facts: Facts, residency: Residency, share: float) -> Facts:
+    """Facts in which values on the host take no bytes, and others that wait elsewhere a share of theirs."""
+    away = dict(residency.parked)
+
+    def left(name: str, size: int) -> int:
+        return size if name not in away else 0 if away[name].host else int(size * share)
+
+    return replace(facts, sizes=tuple(left(name, size) for name, size in zip(facts.names, facts.sizes)))
+
+
+def foretold(facts: Facts, order: Order, peak: int, sliced: Residency, tp: int, host_bytes: int) -> int:
+    """About what an order takes if all that may wait elsewhere does, no less than that as a rule. peak: what it takes without; sliced: what waits as
+    slices of tp ranks in the order that keeps everything."""
+    least = bytes_of(discounted(facts, sliced, 0.0), order).peak if sliced.parked else peak
+    return peak - (peak - least) * (tp - 1) // tp - host_bytes
 
 
 def spread(items: Sequence, most: int) -> list:
