@@ -1,5 +1,6 @@
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from packhorse.bench import calibrate as module
-from packhorse.bench.calibrate import COPIES, Timed, calibrate, host_link, prepared, run, table
+from packhorse.bench.calibrate import COPIES, Timed, calibrate, host_link, level, level_of, prepared, run, table
 from packhorse.bench.calibration import CHECKS, NETS, AdamW, Net
 from packhorse.device.device import load_device
 from packhorse.errors import UserError
@@ -73,9 +74,26 @@ def test_the_link_to_the_host_is_fitted_to_copies():
     assert link.fixed_s == pytest.approx(1e-5, rel=1e-3) and link.bytes_per_s == pytest.approx(1e10, rel=1e-3)
 
 
+def test_the_link_between_ranks_is_fitted_to_collectives():
+    """A message takes 100 microseconds and a byte 2 nanoseconds: gathers of three messages, sums of six."""
+    found = [(messages, size, messages * 1e-4 + size * 2e-9) for messages in (3, 6) for size in (12, 6_000, 600_000)]
+    made = level_of(found, 4)
+    assert made.ranks == 4 and made.link.fixed_s == pytest.approx(1e-4, rel=1e-3) and made.link.bytes_per_s == pytest.approx(5e8, rel=1e-3)
+    device = replace(load_device(), levels=(made,))
+    for messages, size, seconds in found:
+        assert device.collective_seconds(size, 4, 4, rounds=messages // 3) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_two_processes_of_this_machine():
+    made = level(2)
+    assert made.ranks == 2 and 0 <= made.link.fixed_s < 0.1 and 1e7 < made.link.bytes_per_s < 1e12
+
+
 def test_the_table_has_a_line_an_operator():
     made = calibrate([tiny(4), tiny(64)], [tiny(16)], rounds=1)
+    made = replace(made, device=replace(made.device, levels=(level_of([(1, 8, 1e-4), (1, 8 << 20, 1e-2)], 2),)))
     lines = table(made).splitlines()
+    assert any(line.startswith("a message between 2 processes") for line in lines)
     assert any(line.startswith("copy to or from the host") for line in lines)
     assert [line[:62].strip() for line in lines[1 : 1 + len(made.device.rows)]] == sorted(made.device.rows)
     assert "two layers, 16 rows" in lines[-1]

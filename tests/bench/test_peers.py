@@ -139,6 +139,7 @@ def test_the_command_beside_tensor_parallelism(monkeypatch, tmp_path, capsys):
         (["horovod"], "no system is called horovod; the systems are alone"),
         (["deepspeed"], "no system is called deepspeed"),
         (["--ranks", "1"], "2 or more ranks"),
+        (["--device", "nowhere.toml"], "cannot read the device file nowhere.toml"),
         (["--deepspeed", "/no/python"], "--deepspeed /no/python: expected the path of a Python interpreter"),
         (["--tensor", "megatron"], "no system is called megatron; the systems are DTensor"),
         (["--tensor", "--megatron", "/no/python"], "--megatron /no/python: expected the path of a Python interpreter"),
@@ -202,7 +203,7 @@ def test_no_compiler(tmp_path, monkeypatch):
 @pytest.mark.parametrize("system", ["packhorse 3", "DTensor, sequence parallel"])
 def test_a_job_beside_plain_pytorch(system, tmp_path):
     """Two ranks with halves of the batch, or of the matrices, against one with all of it."""
-    asked = {"system": system, "shape": SHAPE, "warmup": 1, "steps": 2, "budget": "minimum"}
+    asked = {"system": system, "shape": SHAPE, "warmup": 1, "steps": 2, "budget": "minimum", "device": None}
     found = run_job("packhorse.bench.peer_job", asked, 2, seconds=200, environment={"LD_PRELOAD": str(heap_watch.build(tmp_path))})
     torch.manual_seed(0)
     model = GPT(**{key: size for key, size in SHAPE.items() if key not in ("batch", "share")})

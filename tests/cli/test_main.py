@@ -46,6 +46,7 @@ def test_help_does_not_import_torch_and_is_quick():
         (["train", "a.toml", "--resume", "none"], "'full' holds a run already"),
         (["bench", "nothing"], "the benchmarks are step"),
         (["calibrate", "--threads", "0"], "--threads is 0, expected 1 or more"),
+        (["calibrate", "--ranks", "1"], "--ranks is 1, expected 2 or more"),
         (["calibrate", "--write", "nowhere/cpu.toml"], "nowhere/cpu.toml: No such file or directory"),
         (["bench", "step", "--rounds", "0"], "packhorse: bench step: --rounds 0"),
         (["sample", "nowhere", "--prompt", "a"], "nowhere is not the folder of a run"),

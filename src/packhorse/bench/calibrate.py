@@ -4,6 +4,8 @@ Steps of small nets run as planned, each instruction timed by itself in the memo
 warm as they are in training. One row an operator is fitted to the median times of its calls (device/fit.py). Then the seconds of whole steps of
 other nets, which took no part in the fit, are predicted and measured. CPU only, whose link to the host is a copy in memory.
 
+With --ranks, gathers and sums between so many processes of this machine are timed as well (links_job.py), and fitted to messages and bytes.
+
 With one thread the clock is the thread's own CPU time, so that other processes do not count; with several it is the wall clock.
 """
 
@@ -21,9 +23,10 @@ import torch
 
 import packhorse as ph
 from packhorse.bench.calibration import CHECKS, NETS, Net
+from packhorse.bench.jobs import run_job
 from packhorse.device.device import Cost, Device, format_device, row_of
 from packhorse.device.fit import Sample, fit, spread
-from packhorse.device.links import Link
+from packhorse.device.links import Level, Link
 from packhorse.device.touched import node_bytes
 from packhorse.errors import UserError
 from packhorse.planning.flops import node_flops
@@ -33,6 +36,7 @@ from packhorse.runtime.step import Step
 Clock = Callable[[], int]  # nanoseconds
 ROUNDS = 5
 COPIES = tuple(size << 20 for size in (8, 16, 32, 64))  # bytes, as saved values have
+COLLECTIVES, JOB_SECONDS = 30, 120  # rounds of each, and at most for all
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,18 @@ def host_link(clock: Clock, rounds: int = ROUNDS) -> Link:
     return Link(cost.fixed_s, float(f"{1 / cost.s_per_byte:.4g}"))
 
 
+def level(num_ranks: int) -> Level:
+    """What joins so many processes of this machine. Raises JobError if they do not come to their end."""
+    found = run_job("packhorse.bench.links_job", {"rounds": COLLECTIVES}, num_ranks, seconds=JOB_SECONDS)
+    return level_of(found, num_ranks)
+
+
+def level_of(found: Sequence[tuple[int, int, float]], num_ranks: int) -> Level:
+    """(messages, bytes, seconds) of collectives -> their level, as `Device.collective_seconds` has it."""
+    cost = fit([Sample(sent // messages, 0, seconds / messages) for messages, sent, seconds in found])
+    return Level("this machine", num_ranks, Link(cost.fixed_s, float(f"{1 / cost.s_per_byte:.4g}")))
+
+
 def fitted(samples: dict[str, list[Sample]], name: str) -> Device:
     """One row an operator; operators without one cost what most of those without flops do."""
     rows = {op: fit(seen) for op, seen in samples.items()}
@@ -156,6 +172,8 @@ def table(made: Calibration) -> str:
     lines.append(f"{'every other operator':<68}{_figures(made.device.other)}")
     if link is not None:
         lines.append(f"{'copy to or from the host':<68}{link.fixed_s * 1e6:>10.1f}{link.bytes_per_s * 1e-9:>9.1f}")
+    for one in made.device.levels:
+        lines.append(f"{f'a message between {one.ranks} processes':<68}{one.link.fixed_s * 1e6:>10.1f}{one.link.bytes_per_s * 1e-9:>9.1f}")
     lines += ["", "predicted / measured seconds of a step:"]
     lines += [f"  {c.net:<46}{c.predicted_s:8.4f} / {c.measured_s:.4f} = {c.predicted_s / c.measured_s:.2f}" for c in made.checks]
     return "\n".join(lines)
@@ -166,10 +184,12 @@ def _figures(cost: Cost) -> str:
     return f"{cost.fixed_s * 1e6:>10.1f}{rates}"
 
 
-def run(write: Path | None, threads: int | None, *, as_json: bool) -> int:
+def run(write: Path | None, threads: int | None, ranks: int | None = None, *, as_json: bool) -> int:
     """The command. Raises UserError if the file cannot be written, before anything is measured."""
     if threads is not None and threads < 1:
         raise UserError(f"calibrate: --threads is {threads}, expected 1 or more")
+    if ranks is not None and ranks < 2:
+        raise UserError(f"calibrate: --ranks is {ranks}, expected 2 or more; leave it out for a machine of one rank")
     if write is not None:
         existed = write.exists()
         try:
@@ -179,7 +199,9 @@ def run(write: Path | None, threads: int | None, *, as_json: bool) -> int:
         except OSError as error:
             raise UserError(f"calibrate: cannot write the device file {write}: {error.strerror}; give a file in a folder that exists") from error
     torch.set_num_threads(threads or torch.get_num_threads())
+    levels = () if ranks is None else (level(ranks),)
     made = calibrate(NETS, CHECKS, name="cpu" if write is None else write.stem)
+    made = replace(made, device=replace(made.device, levels=levels))
     if write is not None:
         write.write_text(format_device(made.device), encoding="utf-8")
     checks = [asdict(check) for check in made.checks]

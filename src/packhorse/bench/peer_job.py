@@ -1,7 +1,7 @@
 """One rank of a job of `packhorse bench peers`: one system, a few steps, what they cost. Started by torchrun with a JSON object as its argument.
 
-The object: system, shape (layers, heads, width, vocab, seq_len, batch, share), warmup, steps, budget, out: the file that rank 0 writes a JSON line
-into.
+The object: system, shape (layers, heads, width, vocab, seq_len, batch, share), warmup, steps, budget, device (a device file, or None), out: the file
+that rank 0 writes a JSON line into.
 """
 
 import gc
@@ -53,7 +53,8 @@ def main(asked: dict[str, Any]) -> None:
     def batch_of_step(number: int) -> Batch:
         return batch_of_all(shape, number, num_ranks) if system.tensor else batch_of(shape, number, rank)
 
-    step = system.make(model, {"batch": batch_of_step(0), "budget": asked["budget"], "share": shape["share"]})
+    settings = {"batch": batch_of_step(0), "budget": asked["budget"], "share": shape["share"], "device": asked["device"]}
+    step = system.make(model, settings)
     del model
     walls, cpus, losses = [], [], []
     for number in range(warmup + asked["steps"]):

@@ -138,7 +138,8 @@ def _deepspeed(stage: int) -> Make:
 
 
 def packhorse_step(axis: str, stage: int = 0, recompute: str = "none", sequence_parallel: bool = False) -> Make:
-    """packhorse with all ranks along one axis of the mesh. recompute: a method; "optimal" has the budget of the settings, "auto" their share."""
+    """packhorse with all ranks along one axis of the mesh. recompute: a method; "optimal" has the budget of the settings, "auto" their share.
+    They plan with the device file of the settings."""
 
     def make(model: nn.Module, settings: dict[str, Any]) -> TakeStep:
         import packhorse
@@ -154,6 +155,7 @@ def packhorse_step(axis: str, stage: int = 0, recompute: str = "none", sequence_
             recompute=recompute,
             budget={"optimal": settings["budget"], "auto": settings["share"]}.get(recompute),
             sequence_parallel=sequence_parallel,
+            device=settings["device"],
         )
         return packhorse.compile(model, plan)
 

@@ -227,12 +227,13 @@ def doctor(as_json: AsJson = False) -> None:
 def calibrate(
     write: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="the device file to write; without it nothing is written")] = None,
     threads: Annotated[int | None, typer.Option(help="threads to compute with; as torch has it without")] = None,
+    ranks: Annotated[int | None, typer.Option(help="measure collectives between so many processes of this machine too")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what operators take on this machine (about a minute): seconds a call, a byte, a flop, for plans that recompute."""
     from packhorse.bench.calibrate import run
 
-    raise typer.Exit(run(write, threads, as_json=as_json))
+    raise typer.Exit(run(write, threads, ranks, as_json=as_json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

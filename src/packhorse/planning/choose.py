@@ -274,32 +274,40 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
         by_seconds = sorted(candidates, key=lambda c: (c.seconds, _bytes(c)))
         some = spread(by_seconds, LOOKS * ORDERS)
         return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in some for terrain in (finish.terrain(c),)]
-    fits = room is not None and plain.arena_bytes + plain.external_bytes <= room
+    fits = room is not None and _bytes(plain) <= room
     if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
     limits = Limits(room, host)
-    method = partial(optimal, thorough=False) if options.recompute in ("auto", "optimal") else METHODS[options.recompute]
-    terrain, tp = finish.terrain(plain), options.mesh.tp
-    lighter = [discounted(plain.facts, residency, 1 / tp) for residency in likely(terrain, limits)]
-    orders = dict.fromkeys(order for facts in lighter for order in method(facts, limits.nearly))
-    by_seconds = sorted([plain, *candidates, *(_measured(plain.facts, order) for order in orders)], key=lambda c: (c.seconds, _bytes(c)))
-    left = list({(id(c.facts), c.order): c for c in by_seconds}.values())
-    if limits.nearly is not None:
-        sliced = terrain.everywhere(tp > 1, False, 2)
-        known = [c for c in left if tp == 1 or c.facts is plain.facts]  # values of others have other names
-        hopeless = {id(c) for c in known if foretold(c.facts, c.order, _bytes(c), sliced, tp, host) > limits.nearly}
-        left = [c for c in left if id(c) not in hopeless]
-    found = list(candidates)
+    left, found = _promising(candidates, plain, finish, limits), list(candidates)
     for _ in range(1 if room is None else LOOKS):  # without a limit no look knows more than the first
         # parked values make nothing faster: an order has to be faster than the best so far
         fastest = min((c.seconds for c in found if room is not None and _bytes(c) <= room), default=float("inf"))
         left = [c for c in left if c.seconds < fastest]
-        looked_at = list({id(c): c for c in (*left[: ORDERS // 2], *spread(left, ORDERS // 2))}.values())
+        first = left[: 0 if room is None else ORDERS // 2]
+        looked_at = list({id(c): c for c in (*first, *spread(left, ORDERS - len(first)))}.values())
         for candidate in looked_at:
             terrain = finish.terrain(candidate)
             found += [_priced(candidate, terrain, residency) for residency in unbeaten(proposals(terrain, limits, options.mesh))]
         left = [c for c in left if not any(c is other for other in looked_at)]
     return found
+
+
+def _promising(candidates: list[Candidate], plain: Candidate, finish: Finish, limits: Limits) -> list[Candidate]:
+    """Orders that may fit once values are parked, the fastest first: the candidates', and others that the method proposes when it knows of that."""
+    options = finish.options
+    terrain, tp = finish.terrain(plain), options.mesh.tp
+    method = partial(optimal, thorough=False) if options.recompute in ("auto", "optimal") else METHODS[options.recompute]
+    lighter = [discounted(plain.facts, residency, 1 / tp) for residency in likely(terrain, limits)]
+    orders = dict.fromkeys(order for facts in lighter for order in method(facts, limits.nearly))
+    by_seconds = sorted([plain, *candidates, *(_measured(plain.facts, order) for order in orders)], key=lambda c: (c.seconds, _bytes(c)))
+    found = list({(id(c.facts), c.order): c for c in by_seconds}.values())
+    most = limits.nearly
+    if most is None:
+        return found
+    sliced = terrain.everywhere(tp > 1, False, 2)
+    known = [c for c in found if tp == 1 or c.facts is plain.facts]  # values of others have other names
+    hopeless = {id(c) for c in known if foretold(c.facts, c.order, _bytes(c), sliced, tp, limits.host_bytes) > most}
+    return [c for c in found if id(c) not in hopeless]
 
 
 def _bytes(candidate: Candidate) -> int:
