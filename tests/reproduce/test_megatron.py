@@ -127,10 +127,17 @@ def test_training_takes_steps():
     assert len(run.losses) == 10 and len(run.norms) == 2 and run.losses[-1] < run.losses[0]
 
 
+def test_several_runs_at_once_are_those_of_one_after_another():
+    asked = (10, (0,), ("unscaled",))
+    found = list(megatron_depth.runs(*asked, depth=2))
+    assert [(run.recipe, run.pre_norm, run.seed) for run in found] == [("unscaled", True, 0), ("unscaled", False, 0)]
+    assert list(megatron_depth.runs(*asked, jobs=2, depth=2)) == found
+
+
 def test_a_page_without_markers_and_too_few_steps_are_refused_before_the_work(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing\n")
-    for words, said in ((["--write", str(page)], "has no lines"), (["--steps", "3"], "10 or more steps")):
+    for words, said in ((["--write", str(page)], "has no lines"), (["--steps", "3"], "10 or more steps"), (["--jobs", "0"], "seeds and jobs")):
         with pytest.raises(UserError, match=said):
             megatron.run(words, as_json=False)
 

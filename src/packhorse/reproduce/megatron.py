@@ -9,7 +9,7 @@ this machine.
   local    all of these
 
 "counts" and "sizes" start no process and allocate nothing. "curves" and "scaling" start ranks on this machine (torchrun, gloo). "depth" trains for
-most of the time that it all takes: --steps and --seeds make it shorter.
+most of the time that it all takes: --steps, --seeds and --recipes make it shorter, --jobs has several runs at once.
 """
 
 import argparse
@@ -33,11 +33,13 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """quick: small sizes only. steps, seeds: of depth."""
+    """quick: small sizes only. steps, seeds, recipes, jobs: of depth."""
 
     quick: bool
     steps: int
     seeds: int
+    recipes: tuple[str, ...] = tuple(megatron_depth.RECIPES)
+    jobs: int = 1
 
 
 def _counts(asked: Asked) -> Found:
@@ -66,7 +68,7 @@ def _scaling(asked: Asked) -> Found:
 
 
 def _depth(asked: Asked) -> Found:
-    runs = megatron_depth.runs(asked.steps, tuple(range(asked.seeds)))
+    runs = megatron_depth.runs(asked.steps, tuple(range(asked.seeds)), asked.recipes, asked.jobs)
     found = list(told("depth", runs, lambda r: f"{r.recipe}, {megatron_depth.NAMES[r.pre_norm]}, seed {r.seed}: {r.parts()[-1]:.3f} nats"))
     pictures = {"megatron-depth.svg": megatron_depth.picture(found)}
     return Found(list(megatron_depth.claims(found)), megatron_depth.table(found), [asdict(run) for run in found], pictures)
@@ -87,12 +89,16 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes, few ranks, few steps")
     parser.add_argument("--steps", type=int, help=f"of each run of depth (default {STEPS})")
     parser.add_argument("--seeds", type=int, help=f"of depth (default {SEEDS})")
+    parser.add_argument("--recipes", nargs="+", choices=megatron_depth.RECIPES, default=list(megatron_depth.RECIPES), help="of depth (default both)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of depth at once, one thread each (default 1)")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="Markdown file whose tables of these parts are replaced; figures go beside it")
     given = parser.parse_args(arguments)
-    asked = Asked(given.quick, _number(given.steps, QUICK_STEPS if given.quick else STEPS), _number(given.seeds, 1 if given.quick else SEEDS))
-    if asked.steps < megatron_depth.PARTS or asked.seeds < 1:
+    steps, seeds = _number(given.steps, QUICK_STEPS if given.quick else STEPS), _number(given.seeds, 1 if given.quick else SEEDS)
+    asked = Asked(given.quick, steps, seeds, tuple(dict.fromkeys(given.recipes)), given.jobs)
+    if steps < megatron_depth.PARTS or seeds < 1 or asked.jobs < 1:
         raise UserError(
-            f"reproduce megatron: --steps {asked.steps} --seeds {asked.seeds}: expected {megatron_depth.PARTS} or more steps, 1 or more seeds"
+            f"reproduce megatron: --steps {steps} --seeds {seeds} --jobs {asked.jobs}: expected {megatron_depth.PARTS} or more steps, 1 or more "
+            "seeds and jobs"
         )
     names = list(PARTS) if given.what == "local" else [given.what]
     torch.set_num_threads(1)

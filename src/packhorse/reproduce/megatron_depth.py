@@ -9,8 +9,10 @@ smaller, and once without, as BERT was published (Devlin et al. 2019, arXiv:1810
 """
 
 import math
+import multiprocessing
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -99,12 +101,19 @@ def train(corpus: Corpus, recipe: str, pre_norm: bool, seed: int, steps: int, de
     return Trained(recipe, pre_norm, seed, norms, tuple(losses))
 
 
-def runs(steps: int, seeds: tuple[int, ...]) -> Iterator[Trained]:
-    """Both places of the norms, for each recipe and seed."""
-    corpus = load_corpus("stdlib")
-    for recipe in RECIPES:
-        for seed in seeds:
-            yield from (train(corpus, recipe, pre_norm, seed, steps) for pre_norm in NAMES)
+def runs(steps: int, seeds: tuple[int, ...], recipes: Sequence[str] = tuple(RECIPES), jobs: int = 1, depth: int = DEPTH) -> Iterator[Trained]:
+    """Both places of the norms, for each recipe and seed; jobs: so many runs at once, each in a process of its own with one thread."""
+    asked = [(recipe, pre_norm, seed, steps, depth) for recipe in recipes for seed in seeds for pre_norm in NAMES]
+    if jobs == 1:
+        yield from map(_run, asked)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_run, asked)
+
+
+def _run(asked: tuple[str, bool, int, int, int]) -> Trained:
+    torch.set_num_threads(1)
+    return train(load_corpus("stdlib"), *asked)
 
 
 def medians(found: list[Trained], pre_norm: bool) -> list[float]:
