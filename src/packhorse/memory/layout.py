@@ -77,14 +77,17 @@ def lay_out_around(fixed: Fixed, buffers: Sequence[Buffer], alignment: int = 64)
     taken = [buffer for buffer, _ in fixed]
     end = max((offset + align_up(b.size, alignment) for b, offset in fixed), default=0)
     bound = max(end, lower_bound([*buffers, *taken], alignment))
-    above = lay_out(buffers, alignment=alignment)
-    best = Layout({name: end + offset for name, offset in above.offsets.items()}, end + above.height, bound, alignment, "above")
+    best: Layout | None = None
     for name, (place, order) in METHODS.items():
-        if best.height > bound and place in (first_fit, best_fit):
+        if place in (first_fit, best_fit) and (best is None or best.height > bound):
             found = _layout(buffers, place(buffers, order(buffers), alignment, fixed), bound, alignment, f"{name}, around")
             found = replace(found, height=max(found.height, end))
-            best = found if found.height < best.height else best
-    return best
+            best = found if best is None or found.height < best.height else best
+    assert best is not None
+    if best.height <= max(bound, end + lower_bound(buffers, alignment)):  # above them it can be no lower
+        return best
+    above = lay_out(buffers, alignment=alignment, capacity=bound - end)
+    return min(best, Layout({n: end + o for n, o in above.offsets.items()}, end + above.height, bound, alignment, "above"), key=lambda x: x.height)
 
 
 def _layout(buffers: Sequence[Buffer], offsets: Sequence[int], bound: int, alignment: int, method: str) -> Layout:
