@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from memory.layout_problems import buffer_lists, lowest_height, most_alive, tiling
 from packhorse.bench.layout import step_like
 from packhorse.errors import UserError
+from packhorse.memory.bounds import lower_bound
 from packhorse.memory.buffers import Buffer
 from packhorse.memory.check import check_layout
-from packhorse.memory.layout import greedy_layout, lay_out
+from packhorse.memory.layout import greedy_layout, lay_out, lay_out_around
 
 pytestmark = pytest.mark.pure
 
@@ -155,3 +157,27 @@ def test_no_torch():
     modules = "packhorse.memory.layout, packhorse.memory.check, packhorse.memory.instances, packhorse.bench.layout"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+@given(buffers=buffer_lists(max_buffers=6), taken=buffer_lists(max_buffers=3), data=st.data())
+def test_around_what_lies_there(buffers, taken, data):
+    """Beside buffers at given offsets: valid, no lower than what is alive at once, and no higher than with all of them above."""
+    fixed, end = [], 0
+    for number, buffer in enumerate(taken):  # with gaps below them, one above the other
+        at = end + data.draw(st.integers(0, 4))
+        fixed.append((replace(buffer, name=f"fixed {number}"), at))
+        end = at + buffer.size
+    layout = lay_out_around(fixed, buffers, alignment=1)
+    everything = [*buffers, *(buffer for buffer, _ in fixed)]
+    offsets = layout.offsets | {buffer.name: offset for buffer, offset in fixed}
+    check_layout(everything, replace(layout, offsets=offsets, lower_bound=lower_bound(everything, 1)))
+    assert lower_bound(everything, 1) <= layout.lower_bound <= layout.height <= end + lay_out(buffers, alignment=1).height
+
+
+def test_around_what_lies_there_by_hand():
+    """Ten bytes lie at 0 in the second half: what ends before goes beneath, what does not above; nothing lower is left for two buffers of six."""
+    fixed = [(Buffer("fixed", 2, 4, 10), 0)]
+    below, over, pair = Buffer("below", 0, 2, 10), Buffer("over", 0, 4, 3), [Buffer("a", 2, 4, 6), Buffer("b", 2, 4, 6)]
+    assert lay_out_around(fixed, [below], alignment=1).offsets == {"below": 0}
+    assert lay_out_around(fixed, [below, over], alignment=1).offsets == {"below": 0, "over": 10}
+    assert lay_out_around(fixed, pair, alignment=1).height == 22
