@@ -122,9 +122,10 @@ def table(found: list[Steps]) -> str:
     """A line for each way to wait, with the batch that suits it."""
     device = load_device(DEVICE)
     lines = [
-        f"Every block computed again; {usable_bytes(device) / GIGABYTE:.1f} GB usable of {DEVICE}. With the fastest of the batches that fits:",
+        f"Every block computed again; {usable_bytes(device) / GIGABYTE:.1f} GB usable of {DEVICE}. "
+        "With the fastest batch that fits, of those listed:",
         "",
-        "| model | GPUs | batches | saved values | batch | peak GB | model states | on the host | s a step | samples/s | TFLOPs a GPU |",
+        "| model | GPUs | batches | saved values | batch | peak GB | of it model states | on the host | s a step | samples/s | TFLOPs a GPU |",
         "|---" * 11 + "|",
     ]
     for one in found:
