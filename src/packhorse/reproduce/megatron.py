@@ -9,7 +9,7 @@ this machine.
   local    all of these
 
 "counts" and "sizes" start no process and allocate nothing. "curves" and "scaling" start ranks on this machine (torchrun, gloo). "depth" trains for
-most of the time that it all takes: --steps, --seeds and --recipes make it shorter, --jobs has several runs at once.
+most of the time that it all takes (an hour or two of one core): --steps and --seeds make it shorter, --jobs has several runs at once.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from packhorse.reproduce.parts import Found, run_parts, say, told
 DEGREES, QUICK_DEGREES = (2, 4, 8), (2,)  # of counts
 RANKS, QUICK_RANKS = (1, 2, 4), (1, 2)  # of processes on this machine
 QUICK_SIZES = ("megatron-1.2b",)
-STEPS, QUICK_STEPS = 600, 20  # of depth
+STEPS, QUICK_STEPS = 3000, 20  # of depth
 CURVE_STEPS, QUICK_CURVE_STEPS, TIMED_STEPS, QUICK_TIMED_STEPS = 40, 5, 5, 2
 SEEDS = 3
 
@@ -38,7 +38,7 @@ class Asked:
     quick: bool
     steps: int
     seeds: int
-    recipes: tuple[str, ...] = tuple(megatron_depth.RECIPES)
+    recipes: tuple[str, ...] = (megatron_depth.PAPERS,)
     jobs: int = 1
 
 
@@ -89,7 +89,9 @@ def run(arguments: list[str], *, as_json: bool) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes, few ranks, few steps")
     parser.add_argument("--steps", type=int, help=f"of each run of depth (default {STEPS})")
     parser.add_argument("--seeds", type=int, help=f"of depth (default {SEEDS})")
-    parser.add_argument("--recipes", nargs="+", choices=megatron_depth.RECIPES, default=list(megatron_depth.RECIPES), help="of depth (default both)")
+    parser.add_argument(
+        "--recipes", nargs="+", choices=megatron_depth.RECIPES, default=[megatron_depth.PAPERS], help=f"of depth (default {megatron_depth.PAPERS})"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs of depth at once, one thread each (default 1)")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="Markdown file whose tables of these parts are replaced; figures go beside it")
     given = parser.parse_args(arguments)

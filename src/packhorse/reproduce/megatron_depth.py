@@ -4,8 +4,8 @@
 Both are trained by one recipe, the paper's (section 4.2) brought to a small width. Weights are drawn from N(0, s), s = 0.02 for 1,024 channels (its
 BERT of 336 million parameters) and 0.02 sqrt(1024 / h) for h, so that a layer does to the scale of its input what it does there; likewise the
 learning rate, 1e-4 (1024 / h). AdamW, weight decay 0.01, gradients clipped at norm 1, warm-up over the first 0.5 % of the steps (10,000 of 2
-million), then a linear decay to 0. No dropout: no sample is seen twice. Once with the paper's weights of what is added to the stream, 1/sqrt(2 L)
-smaller, and once without, as BERT was published (Devlin et al. 2019, arXiv:1810.04805): figure 7 (a) is the published BERT.
+million), then a linear decay to 0. No dropout: no sample is seen twice. "scaled" has the paper's weights of what is added to the stream, 1/sqrt(2 L)
+smaller; "unscaled" does without, as BERT was published (Devlin et al. 2019, arXiv:1810.04805): figure 7 (a) is the published BERT.
 """
 
 import math
@@ -32,7 +32,8 @@ INIT_STD, LEARNING_RATE, FOR_WIDTH, WARMUP = 0.02, 1e-4, 1024, 0.005
 WEIGHT_DECAY, CLIP_NORM = 0.01, 1.0
 INTO_STREAM = (".attention.out.weight", ".feed_forward.2.weight")
 NAMES = {True: "pre-LN", False: "post-LN"}
-RECIPES = {"scaled": True, "unscaled": False}  # whether what is added to the stream starts smaller
+PAPERS = "scaled"
+RECIPES = {PAPERS: True, "unscaled": False}  # whether what is added to the stream starts smaller
 GAP = 0.5  # nats
 PARTS = 10  # of a run: losses are means over one
 
@@ -101,7 +102,7 @@ def train(corpus: Corpus, recipe: str, pre_norm: bool, seed: int, steps: int, de
     return Trained(recipe, pre_norm, seed, norms, tuple(losses))
 
 
-def runs(steps: int, seeds: tuple[int, ...], recipes: Sequence[str] = tuple(RECIPES), jobs: int = 1, depth: int = DEPTH) -> Iterator[Trained]:
+def runs(steps: int, seeds: tuple[int, ...], recipes: Sequence[str] = (PAPERS,), jobs: int = 1, depth: int = DEPTH) -> Iterator[Trained]:
     """Both places of the norms, for each recipe and seed; jobs: so many runs at once, each in a process of its own with one thread."""
     asked = [(recipe, pre_norm, seed, steps, depth) for recipe in recipes for seed in seeds for pre_norm in NAMES]
     if jobs == 1:
