@@ -283,9 +283,8 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
         # parked values make nothing faster: an order has to be faster than the best so far
         fastest = min((c.seconds for c in found if room is not None and _bytes(c) <= room), default=float("inf"))
         left = [c for c in left if c.seconds < fastest]
-        first = left[
-            : ORDERS // 2 if room is not None and options.mesh.tp > 1 else 0
-        ]  # what slices bring is foretold well, what a link brings is not
+        # what slices bring is foretold well, what a link brings is not
+        first = left[: ORDERS // 2 if room is not None and options.mesh.tp > 1 else 0]
         looked_at = list({id(c): c for c in (*first, *spread(left, ORDERS - len(first)))}.values())
         for candidate in looked_at:
             terrain = finish.terrain(candidate)
