@@ -181,3 +181,12 @@ def test_around_what_lies_there_by_hand():
     assert lay_out_around(fixed, [below], alignment=1).offsets == {"below": 0}
     assert lay_out_around(fixed, [below, over], alignment=1).offsets == {"below": 0, "over": 10}
     assert lay_out_around(fixed, pair, alignment=1).height == 22
+
+
+def test_above_what_lies_there_where_the_fast_placements_around_it_miss():
+    """Ten bytes lie at 0 all the time; tiles that fill 64 bytes go above them, by the methods that do not know of what lies there."""
+    buffers, _ = tiling(seed=1, num_tiles=60, height=64, length=64)
+    fixed = Buffer("fixed", 0, 64, 10)
+    layout = lay_out_around([(fixed, 0)], buffers, alignment=1)
+    assert (layout.height, layout.lower_bound, layout.method) == (74, 74, "above")
+    check_layout([*buffers, fixed], replace(layout, offsets=layout.offsets | {"fixed": 0}))

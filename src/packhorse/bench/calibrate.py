@@ -136,6 +136,11 @@ def host_link(clock: Clock, rounds: int = ROUNDS) -> Link:
             target.copy_(source)
             taken.append(clock() - start)
         samples.append(Sample(size, 0, statistics.median(taken[1:]) * 1e-9))  # the first one finds memory that nobody has touched
+    return link_of(samples)
+
+
+def link_of(samples: Sequence[Sample]) -> Link:
+    """Messages of several sizes -> what carries them."""
     cost = fit(samples)
     return Link(cost.fixed_s, float(f"{1 / cost.s_per_byte:.4g}"))
 
@@ -148,8 +153,7 @@ def level(num_ranks: int) -> Level:
 
 def level_of(found: Sequence[tuple[int, int, float]], num_ranks: int) -> Level:
     """(messages, bytes, seconds) of collectives -> their level, as `Device.collective_seconds` has it."""
-    cost = fit([Sample(sent // messages, 0, seconds / messages) for messages, sent, seconds in found])
-    return Level("this machine", num_ranks, Link(cost.fixed_s, float(f"{1 / cost.s_per_byte:.4g}")))
+    return Level("this machine", num_ranks, link_of([Sample(sent // messages, 0, seconds / messages) for messages, sent, seconds in found]))
 
 
 def fitted(samples: dict[str, list[Sample]], name: str) -> Device:

@@ -62,6 +62,11 @@ class Candidate:
     seconds: float
     residency: Residency = KEPT
 
+    @property
+    def peak(self) -> int:
+        """Of arena and external tensors together."""
+        return self.arena_bytes + self.external_bytes
+
     @cached_property
     def graph(self) -> Graph:
         return self.facts.graph if self.order == self.facts.plain_order() else replay(self.facts.graph, self.order)
@@ -271,17 +276,17 @@ def _parked(candidates: list[Candidate], plain: Candidate, finish: Finish, room:
     options = finish.options
     host = finish.host_bytes(plain)
     if options.residency in ("shard", "offload"):
-        by_seconds = sorted(candidates, key=lambda c: (c.seconds, _bytes(c)))
+        by_seconds = sorted(candidates, key=lambda c: (c.seconds, c.peak))
         some = spread(by_seconds, LOOKS * ORDERS)
         return [_priced(c, terrain, by_hand(terrain, options.residency, host)) for c in some for terrain in (finish.terrain(c),)]
-    fits = room is not None and _bytes(plain) <= room
+    fits = room is not None and plain.peak <= room
     if options.residency == "keep" or options.budget is None or fits or (options.mesh.tp == 1 and not host):
         return candidates
     limits = Limits(room, host)
     left, found = _promising(candidates, plain, finish, limits), list(candidates)
     for _ in range(1 if room is None else LOOKS):  # without a limit no look knows more than the first
         # parked values make nothing faster: an order has to be faster than the best so far
-        fastest = min((c.seconds for c in found if room is not None and _bytes(c) <= room), default=float("inf"))
+        fastest = min((c.seconds for c in found if room is not None and c.peak <= room), default=float("inf"))
         left = [c for c in left if c.seconds < fastest]
         # what slices bring is foretold well, what a link brings is not
         first = left[: ORDERS // 2 if room is not None and options.mesh.tp > 1 else 0]
@@ -300,19 +305,14 @@ def _promising(candidates: list[Candidate], plain: Candidate, finish: Finish, li
     method = partial(optimal, thorough=False) if options.recompute in ("auto", "optimal") else METHODS[options.recompute]
     lighter = [discounted(plain.facts, residency, 1 / tp) for residency in likely(terrain, limits)]
     orders = dict.fromkeys(order for facts in lighter for order in method(facts, limits.nearly))
-    by_seconds = sorted([plain, *candidates, *(_measured(plain.facts, order) for order in orders)], key=lambda c: (c.seconds, _bytes(c)))
+    by_seconds = sorted([plain, *candidates, *(_measured(plain.facts, order) for order in orders)], key=lambda c: (c.seconds, c.peak))
     found = list({(id(c.facts), c.order): c for c in by_seconds}.values())
     most = limits.nearly
     if most is None:
         return found
     sliced = terrain.everywhere(tp > 1, False, 2)
-    known = [c for c in found if tp == 1 or c.facts is plain.facts]  # values of others have other names
-    hopeless = {id(c) for c in known if foretold(c.facts, c.order, _bytes(c), sliced, tp, limits.host_bytes) > most}
-    return [c for c in found if id(c) not in hopeless]
-
-
-def _bytes(candidate: Candidate) -> int:
-    return candidate.arena_bytes + candidate.external_bytes
+    # of other facts than the plain ones the values have other names, and nothing is foretold
+    return [c for c in found if (tp > 1 and c.facts is not plain.facts) or foretold(c.facts, c.order, c.peak, sliced, tp, limits.host_bytes) <= most]
 
 
 def _priced(candidate: Candidate, terrain: Terrain, residency: Residency) -> Candidate:
